@@ -109,12 +109,51 @@ static void the_command_serves_requests(void **state) {
     rewards_free(rewards);
 }
 
+static bool is_running(int id) {
+    SCOPED_FREE char *status = memory_format("/proc/%d/stat", id);
+    FILE *file = fopen(status, "r");
+    char state = 'X';
+    if (file && fscanf(file, "%*d (%*[^)]) %c", &state) != 1) state = 'X';
+    if (file) fclose(file);
+    return state != 'X' && state != 'Z';
+}
+
+/* Finds the descendants of the process ids[0]. Returns their number, with the process itself. */
+static int find_descendants(int ids[8]) {
+    int count = 1;
+    for (int i = 0; i < count; i++) {
+        SCOPED_FREE char *command = memory_format("cat /proc/%d/task/*/children 2>/dev/null", ids[i]);
+        FILE *children = popen(command, "r");
+        assert_non_null(children);
+        while (count < 8 && fscanf(children, "%d", &ids[count]) == 1) count++;
+        pclose(children);
+    }
+    return count;
+}
+
+/* A program that never looks at its input, the process that runs generated code, and the code. */
+static void a_kill_leaves_no_process(void **state) {
+    (void)state;
+    int ids[8];
+    write_text("rewards.jsonl", "{\"completion\": \"import time\\ntime.sleep(1e6)\", \"tests\": \"pass\"}\n");
+    Process process = process_start((char *[]){smelt, "reward", "rewards.jsonl", "rl.reward=code:/usr/bin/python3,program:sleep 100000",
+        "rl.reward_copies=1", "rl.code_seconds=1000", NULL});
+    ids[0] = process.id;
+    WAIT_UNTIL(find_descendants(ids) == 4, "the processes do not start");
+    kill(process.id, SIGKILL);
+    ProcessResult result = process_finish(&process);
+    assert_int_equal(result.signal, SIGKILL);
+    process_free(&result);
+    for (int i = 1; i < 4; i++) WAIT_UNTIL(!is_running(ids[i]), "a process is left");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         IN_FOLDER(generated_code_is_run_and_limited),
         IN_FOLDER(code_without_an_interpreter_is_an_error),
         IN_FOLDER(completions_of_a_file_are_scored),
         IN_FOLDER(the_command_serves_requests),
+        IN_FOLDER(a_kill_leaves_no_process),
     };
     smelt = process_smelt();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
