@@ -9,6 +9,7 @@
 #include "app/screen.h"
 #include "base/scope.h"
 #include "report/report.h"
+#include "report/run_index.h"
 #include "report/terminal.h"
 #include "report/watch.h"
 
@@ -31,12 +32,12 @@ static const double update_seconds = 1;
 static bool watch_in_browser(Report *report, const WatchOptions *options, const StopRequest *stop, Error *error) {
     Watch *watch = watch_open(report, options->host, (int)options->port, error);
     if (!watch) return false;
-    report_update(report);
+    watch_update(watch);
     printf("open %s in a browser; Ctrl-C ends\n", watch_url(watch));
     fflush(stdout);
     while (stop->count == 0) {
         watch_serve(watch, update_seconds, stop);
-        report_update(report);
+        watch_update(watch);
     }
     watch_close(watch);
     return true;
@@ -59,11 +60,15 @@ static bool watch_in_terminal(Report *report, const StopRequest *stop, Error *er
 
 static bool run_watch(Invocation *invocation, Error *error) {
     static StopRequest stop;
-    Report *report = report_open(invocation->words, invocation->word_count, error);
+    const WatchOptions *options = invocation->options;
+    bool folder = invocation->word_count == 1 && run_index_is_folder(invocation->words[0]);
+    if (folder && options->terminal)
+        return error_set(error, ERROR_USAGE, "%s is a folder of runs, and terminal=true shows up to %d runs: name them",
+            invocation->words[0], REPORT_RUNS);
+    Report *report = folder ? report_open_folder(invocation->words[0]) : report_open(invocation->words, invocation->word_count, error);
     if (!report) return false;
     stop.heeded = 1;
     process_catch_stop(&stop, true);
-    const WatchOptions *options = invocation->options;
     bool good = options->terminal ? watch_in_terminal(report, &stop, error) : watch_in_browser(report, options, &stop, error);
     report_close(report);
     return good;
@@ -71,11 +76,13 @@ static bool run_watch(Invocation *invocation, Error *error) {
 
 const Command command_watch = {
     .name = "watch",
-    .summary = "show a run, or several side by side, while they train",
+    .summary = "show a run, several side by side, or a folder of runs, while they train",
     .words = "RUN...",
+    .usage = "RUN...|FOLDER [key=value ...]",
     .most_words = REPORT_RUNS,
     .explanation =
-        "Serves the page of smelt report to browsers on this machine and updates it every second. From another machine, run\n"
+        "Serves the page of smelt report to browsers on this machine and updates it every second. For a folder of runs, its first page\n"
+        "lists them, and runs are chosen there. /metrics and /healthz are for Prometheus. From another machine, run\n"
         "ssh -L 6160:127.0.0.1:6160 MACHINE, and open http://127.0.0.1:6160/ there. terminal=true shows the runs in this terminal.\n",
     .table = &table,
     .options_size = sizeof(WatchOptions),

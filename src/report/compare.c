@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "model/model.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "report/page_internal.h"
@@ -12,12 +13,15 @@ enum { CELL = PAGE_TEXT };
 
 typedef enum Better { BETTER_NONE, BETTER_LOW, BETTER_HIGH } Better;
 
+/* What a figure is of: it is compared only among runs with one objective, and validation only over the same targets. */
+typedef enum FigureOf { OF_RUN, OF_LOSS, OF_VALIDATION } FigureOf;
+
 /* `print` writes a cell and returns the value that decides which run is best; NaN: unknown. `first`
  * is the first run. */
 typedef struct Figure {
     const char *name;
     Better better;
-    bool validation; /* compares only runs with the same targets */
+    FigureOf of;
     double (*print)(const RunView *view, const RunView *first, char text[CELL]);
 } Figure;
 
@@ -68,6 +72,46 @@ static double print_loss_mean(const RunView *view, const RunView *first, char te
     page_loss(mean, loss);
     snprintf(text, CELL, isfinite(mean) ? "%s, mean of %lld step%s" : "unknown", loss, (long long)steps, plural(steps));
     return mean;
+}
+
+/* The newest step that all runs of the page have done; 0: none. */
+static int64_t common_step(const Page *page) {
+    int64_t step = INT64_MAX;
+    for (int i = 0; i < page->count; i++)
+        if (page->views[i].history->last_step < step) step = page->views[i].history->last_step;
+    return step;
+}
+
+/* Prints the mean loss of the point of the curve that has this step. */
+static double print_loss_at(const RunView *view, int64_t step, char text[CELL]) {
+    const History *history = view->history;
+    snprintf(text, CELL, "unknown");
+    for (size_t i = 0; i < history->thin.count; i++) {
+        const Point *point = &history->points[i];
+        const double mean = span_mean(&point->series[SERIES_LOSS]);
+        if (step < point->first || step > point->last || !isfinite(mean)) continue;
+        char loss[32], steps[64];
+        page_loss(mean, loss);
+        page_steps(point->first, point->last, steps);
+        snprintf(text, CELL, "%s, %s", loss, steps);
+        return mean;
+    }
+    return NAN;
+}
+
+/* Returns whether the training losses of both runs are of one kind: of tokens, of pairs by one preference.loss, of images. */
+static bool same_objective(const RunView *a, const RunView *b) {
+    const ModelConfig *one = &a->settings.model, *other = &b->settings.model;
+    const PreferenceConfig *p = &one->preference, *q = &other->preference;
+    if (!view_knows_settings(a) || !view_knows_settings(b)) return true;
+    if (model_makes_images(one) != model_makes_images(other) || p->loss != q->loss) return false;
+    return p->loss == PREFERENCE_NONE || !(fabs(p->beta - q->beta) > 0);
+}
+
+static bool losses_compare(const Page *page) {
+    for (int i = 1; i < page->count; i++)
+        if (!same_objective(page->views, &page->views[i])) return false;
+    return true;
 }
 
 static double print_mark(const History *history, const Mark *mark, char text[CELL]) {
@@ -216,48 +260,64 @@ static bool fill_cells(const Page *page, char cells[][CELL]) {
     return any;
 }
 
-static int best_of(const Page *page, const double *values, Better better) {
+/* Returns whether the numbers that begin two cells read the same. */
+static bool reads_same(const char *a, const char *b) {
+    size_t length = strspn(a, "0123456789.eE+-");
+    return length == strspn(b, "0123456789.eE+-") && !strncmp(a, b, length);
+}
+
+/* Returns the best run of a row; -1: none, also if another one reads the same after rounding. */
+static int best_of(const Page *page, const double *values, char cells[][CELL], Better better) {
     int best = -1, known = 0;
     for (int i = 0; i < page->count; i++) {
         if (!isfinite(values[i])) continue;
         known++;
         if (best < 0 || (better == BETTER_LOW ? values[i] < values[best] : values[i] > values[best])) best = i;
     }
+    for (int i = 0; i < page->count; i++)
+        if (i != best && isfinite(values[i]) && reads_same(cells[i], cells[best])) return -1;
     return known > 1 && better != BETTER_NONE ? best : -1;
 }
 
 void page_figures(const Page *page) {
     static const Figure figures[] = {
-        {"state", BETTER_NONE, false, print_state_of},
-        {"training loss", BETTER_LOW, false, print_loss_mean},
-        {"validation loss", BETTER_LOW, true, print_last_validation},
-        {"best validation loss", BETTER_LOW, true, print_best_validation},
-        {"bits per byte", BETTER_LOW, true, print_bits},
-        {"validation targets", BETTER_NONE, false, print_targets},
-        {"speed", BETTER_HIGH, false, print_speed},
-        {"steps", BETTER_NONE, false, print_steps},
-        {"tokens", BETTER_NONE, false, print_run_tokens},
-        {"time in steps", BETTER_NONE, false, print_time},
-        {"memory", BETTER_LOW, false, print_run_memory},
-        {"parameters", BETTER_NONE, false, print_parameters},
-        {"machine", BETTER_NONE, false, print_machine},
-        {"forked from", BETTER_NONE, false, print_origin},
-        {"changes of settings", BETTER_NONE, false, print_changes},
+        {"state", BETTER_NONE, OF_RUN, print_state_of},
+        {"training loss", BETTER_LOW, OF_LOSS, print_loss_mean},
+        {"validation loss", BETTER_LOW, OF_VALIDATION, print_last_validation},
+        {"best validation loss", BETTER_LOW, OF_VALIDATION, print_best_validation},
+        {"bits per byte", BETTER_LOW, OF_VALIDATION, print_bits},
+        {"validation targets", BETTER_NONE, OF_RUN, print_targets},
+        {"speed", BETTER_HIGH, OF_RUN, print_speed},
+        {"steps", BETTER_NONE, OF_RUN, print_steps},
+        {"tokens", BETTER_NONE, OF_RUN, print_run_tokens},
+        {"time in steps", BETTER_NONE, OF_RUN, print_time},
+        {"memory", BETTER_LOW, OF_RUN, print_run_memory},
+        {"parameters", BETTER_NONE, OF_RUN, print_parameters},
+        {"machine", BETTER_NONE, OF_RUN, print_machine},
+        {"forked from", BETTER_NONE, OF_RUN, print_origin},
+        {"changes of settings", BETTER_NONE, OF_RUN, print_changes},
     };
     char cells[REPORT_RUNS][CELL];
     double values[REPORT_RUNS];
-    const bool compare = validations_compare(page);
+    const bool same = losses_compare(page), compare = same && validations_compare(page);
+    const int64_t step = common_step(page);
     fputs("<section>\n"
           "<div class=\"head\"><h2>Figures</h2><p class=\"soft\">speed relative to the first run; the best is bold</p></div>\n",
         page->out);
     table_begin(page);
     for (size_t f = 0; f < sizeof figures / sizeof *figures; f++) {
         for (int i = 0; i < page->count; i++) values[i] = figures[f].print(&page->views[i], page->views, cells[i]);
-        Better better = figures[f].validation && !compare ? BETTER_NONE : figures[f].better;
-        if (fill_cells(page, cells)) print_cells(page, figures[f].name, cells, best_of(page, values, better));
+        bool comparable = figures[f].of == OF_VALIDATION ? compare : figures[f].of == OF_LOSS ? same : true;
+        Better better = comparable ? figures[f].better : BETTER_NONE;
+        if (fill_cells(page, cells)) print_cells(page, figures[f].name, cells, best_of(page, values, cells, better));
+        if (figures[f].print == print_loss_mean && step > 0) {
+            for (int i = 0; i < page->count; i++) values[i] = print_loss_at(&page->views[i], step, cells[i]);
+            print_cells(page, "at the last common step", cells, best_of(page, values, cells, better));
+        }
     }
     table_end(page);
-    if (!compare) fputs("<p class=\"soft\">Validation losses cover different targets, so they cannot be compared.</p>\n", page->out);
+    if (!same) fputs("<p class=\"soft\">The runs train different losses, so losses cannot be compared.</p>\n", page->out);
+    else if (!compare) fputs("<p class=\"soft\">Validation losses cover different targets, so they cannot be compared.</p>\n", page->out);
     fputs("</section>\n", page->out);
 }
 
@@ -299,4 +359,68 @@ void page_differences(const Page *page) {
         fputs("</p>\n", page->out);
     }
     fputs("</section>\n", page->out);
+}
+
+/* -- A folder of runs ---------------------------------------------------------------------------------------------- */
+
+static double number_of(const RunState *state, RunRecord record, const char *field) {
+    const json_t *value = json_object_get(state->records[record], field);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+static void index_cell(const Page *page, const char *style, const char *text) {
+    fprintf(page->out, "<td%s>", style);
+    chart_escape(page->out, text);
+    fputs("</td>", page->out);
+}
+
+/* A name in an address: all but letters, digits and a few signs are encoded. */
+static void print_encoded(FILE *out, const char *name) {
+    for (const unsigned char *c = (const unsigned char *)name; *c; c++) {
+        bool plain = (*c >= '0' && *c <= '9') || ((*c | 32) >= 'a' && (*c | 32) <= 'z') || strchr("-_.~", *c);
+        fprintf(out, plain ? "%c" : "%%%02X", *c);
+    }
+}
+
+static void index_row(const Page *page, const IndexedRun *run) {
+    char told[RUN_TOLD], text[64], date[64];
+    run_state_describe(&run->state, log_unix_seconds(), told);
+    fputs("<tr><th scope=\"row\"><label><input type=\"checkbox\" data-run=\"", page->out);
+    print_encoded(page->out, run->name);
+    fputs("\" aria-label=\"compare ", page->out);
+    chart_escape(page->out, run->name);
+    fputs("\"></label> <a href=\"?runs=", page->out);
+    print_encoded(page->out, run->name);
+    fputs("\">", page->out);
+    chart_escape(page->out, run->name);
+    fprintf(page->out, "</a></th><td class=\"state s-%s\"><b>", run_status_name(run->state.status));
+    chart_escape(page->out, told);
+    fputs("</b></td>", page->out);
+    const struct {
+        RunRecord record;
+        const char *field;
+        bool loss;
+    } cells[] = {{RUN_RECORD_STEP, "loss", true}, {RUN_RECORD_EVALUATION, "loss", true}, {RUN_RECORD_STEP, "tokens_seen", false}};
+    for (size_t i = 0; i < sizeof cells / sizeof *cells; i++) {
+        double value = number_of(&run->state, cells[i].record, cells[i].field);
+        if (cells[i].loss) page_loss(value, text);
+        else chart_number(value, 4, text);
+        index_cell(page, " class=\"number\"", isfinite(value) ? text : "");
+    }
+    index_cell(page, " class=\"soft\"", page_date(run->state.sign, date) ? date : "");
+    fputs("</tr>\n", page->out);
+}
+
+void page_index(const Page *page) {
+    static const char *const heads[] = {"run", "state", "loss", "validation", "tokens", "last sign"};
+    const RunIndex *index = page->index;
+    if (!index->count) {
+        fputs("<section><p>There is no run in this folder yet.</p></section>\n", page->out);
+        return;
+    }
+    fputs("<section>\n<table class=\"index\">\n<thead><tr>", page->out);
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) fprintf(page->out, "<th scope=\"col\">%s</th>", heads[i]);
+    fputs("</tr></thead>\n<tbody>\n", page->out);
+    for (size_t i = 0; i < index->count; i++) index_row(page, &index->runs[i]);
+    fputs("</tbody></table>\n</section>\n", page->out);
 }

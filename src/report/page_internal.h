@@ -3,6 +3,7 @@
 
 #include "report/chart.h"
 #include "report/report.h"
+#include "report/run_index.h"
 #include "report/view_internal.h"
 
 enum { PAGE_TEXT = 400 /* of a title or a note, with its NUL */ };
@@ -11,6 +12,7 @@ typedef struct Page {
     FILE *out;
     const RunView *views; /* [count] */
     int count;
+    const RunIndex *index; /* of a page of a folder, which has no views; else NULL */
 } Page;
 
 Page report_page(const Report *report, FILE *out);
@@ -71,6 +73,9 @@ void page_data(const Page *page);
 void page_changes(const Page *page);
 void page_starts(const Page *page);
 void page_settings(const Page *page);
+
+/* The table of a folder's runs. */
+void page_index(const Page *page);
 
 /* Sections of several runs. */
 void page_figures(const Page *page);

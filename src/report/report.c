@@ -18,6 +18,7 @@ enum { MOST_PARTS = 24 };
 struct Report {
     RunView views[REPORT_RUNS];
     int count, part_count;
+    RunIndex index; /* of a folder; folder NULL: none */
     ReportPart parts[MOST_PARTS];
     int64_t version;
 };
@@ -52,6 +53,13 @@ static void print_head(const Page *page) {
     fputs("</header>\n", page->out);
 }
 
+static void print_folder_head(const Page *page) {
+    fputs("<header>\n<h1>Runs in ", page->out);
+    chart_escape(page->out, page->index->folder);
+    fputs("</h1>\n<p>Choose up to 8 runs to compare them. <button type=\"button\" id=\"compare\">Compare</button></p>\n</header>\n",
+        page->out);
+}
+
 static void print_foot(const Page *page) {
     int64_t records = 0;
     for (int i = 0; i < page->count; i++) records += page->views[i].history->lines - page->views[i].history->ignored;
@@ -66,11 +74,14 @@ typedef struct PagePartKind {
 static const PagePartKind of_one[] = {{"head", print_head}, {"state", print_run_state}, {"warnings", page_warnings},
     {"numbers", page_numbers}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"load", page_load}, {"samples", page_samples},
     {"data", page_data}, {"settings", page_settings}, {"changes", page_changes}, {"starts", page_starts}, {"foot", print_foot}};
+static const PagePartKind of_folder[] = {{"head", print_folder_head}, {"runs", page_index}};
 static const PagePartKind of_several[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_figures},
     {"settings", page_differences}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"foot", print_foot}};
 static_assert(sizeof of_one / sizeof *of_one <= MOST_PARTS && sizeof of_several / sizeof *of_several <= MOST_PARTS, "room for parts");
 
-Page report_page(const Report *report, FILE *out) { return (Page){out, report->views, report->count}; }
+Page report_page(const Report *report, FILE *out) {
+    return (Page){out, report->views, report->count, report->index.folder ? &report->index : NULL};
+}
 
 /* The caller frees. */
 static char *print_page_part(const Report *report, const PagePartKind *kind) {
@@ -85,7 +96,7 @@ static char *print_page_part(const Report *report, const PagePartKind *kind) {
 }
 
 static void print_parts(Report *report) {
-    const PagePartKind *kinds = report->count > 1 ? of_several : of_one;
+    const PagePartKind *kinds = report->index.folder ? of_folder : report->count > 1 ? of_several : of_one;
     for (int i = 0; i < report->part_count; i++) {
         ReportPart *part = &report->parts[i];
         char *html = print_page_part(report, &kinds[i]);
@@ -99,6 +110,24 @@ static void print_parts(Report *report) {
 }
 
 /* -- The report ---------------------------------------------------------------------------------------------------- */
+
+static Report *report_new(void) {
+    Report *report = memory_allocate(sizeof *report);
+    report->version = (int64_t)time(NULL) << 20; /* room for a million updates per second */
+    return report;
+}
+
+Report *report_open_folder(const char *folder) {
+    Report *report = report_new();
+    report->index.folder = memory_copy_string(folder);
+    report->part_count = sizeof of_folder / sizeof *of_folder;
+    return report;
+}
+
+const char *report_find_run(const Report *report, const char *name) {
+    const IndexedRun *run = run_index_find(&report->index, name);
+    return run ? run->folder : NULL;
+}
 
 /* Renames runs with equal names in different folders after their folders. */
 static void tell_apart(Report *report) {
@@ -115,8 +144,7 @@ static void tell_apart(Report *report) {
 
 Report *report_open(const char *const *runs, int count, Error *error) {
     assert(count >= 1 && count <= REPORT_RUNS);
-    Report *report = memory_allocate(sizeof *report);
-    report->version = (int64_t)time(NULL) << 20; /* room for a million updates per second */
+    Report *report = report_new();
     report->part_count = count > 1 ? sizeof of_several / sizeof *of_several : sizeof of_one / sizeof *of_one;
     for (int i = 0; i < count; i++)
         if (!view_open(&report->views[report->count++], runs[i], error)) {
@@ -131,13 +159,15 @@ void report_close(Report *report) {
     if (!report) return;
     for (int i = 0; i < report->count; i++) view_free(&report->views[i]);
     for (int i = 0; i < report->part_count; i++) free(report->parts[i].html);
+    run_index_free(&report->index);
     free(report);
 }
 
 bool report_update(Report *report) {
     bool changed = !report->parts[0].html;
     for (int i = 0; i < report->count; i++) changed = view_update(&report->views[i]) || changed;
-    if (!changed) return false;
+    if (report->index.folder) run_index_update(&report->index);
+    if (!changed && !report->index.folder) return false;
     report->version++;
     print_parts(report);
     return true;
@@ -150,6 +180,10 @@ const Error *report_trouble(const Report *report) {
 }
 
 bool report_run(const Report *report, int index, ExportedRun *run) {
+    if (index < (int)report->index.count) {
+        *run = (ExportedRun){report->index.runs[index].name, &report->index.runs[index].state};
+        return true;
+    }
     if (index >= report->count) return false;
     *run = (ExportedRun){report->views[index].name, &report->views[index].state};
     return true;
@@ -167,6 +201,7 @@ void report_print(const Report *report, const char *head, FILE *out) {
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n",
         out);
     fprintf(out, "%s<title>", head);
+    if (report->index.folder) chart_escape(out, report->index.folder);
     for (int i = 0; i < report->count; i++) {
         if (i > 0) fputs(", ", out);
         chart_escape(out, report->views[i].name);

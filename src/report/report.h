@@ -24,6 +24,10 @@ typedef struct Report Report;
 /* Opens a report without reading anything. Returns NULL with ERROR_USAGE if one of the `count`
  * folders is not a folder. */
 Report *report_open(const char *const *runs, int count, Error *error);
+/* Opens a report of all runs in a folder: a table with links. */
+Report *report_open_folder(const char *folder);
+/* Returns the folder of the run `name` among them, valid until the next update; NULL: none. */
+const char *report_find_run(const Report *report, const char *name);
 void report_close(Report *report);
 /* Reads new data and prints the parts. Returns whether a part changed. A new version is higher than
  * all earlier ones, even those of other processes. Read errors appear on the page and in

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "base/array.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -15,6 +16,8 @@
 #include "http/http.h"
 #include "run/exporter.h"
 
+enum { WATCHED_PAGES = 16 /* one is the first page; the page that was asked the longest time ago gives way */ };
+static const double forgotten_seconds = 60; /* after its last request a page is not updated */
 enum { CONNECTIONS = 256, SPARE_CONNECTIONS = 32, IDLE_SECONDS = 10 };
 
 /* An open connection. */
@@ -24,8 +27,16 @@ typedef struct Caller {
 } Caller;
 #define CLOSING UINT64_MAX
 
+/* A page: the given runs, or runs of the folder that a browser has chosen ("a/b", names between slashes). */
+typedef struct WatchedPage {
+    char *chosen; /* "": the first page */
+    Report *report;
+    double asked; /* log_seconds() of the last request */
+} WatchedPage;
+
 struct Watch {
-    const Report *report;
+    WatchedPage pages[WATCHED_PAGES]; /* the first one is always there */
+    int page_count;
     HttpListener listener;
     struct MHD_Daemon *server;
     Caller callers[CONNECTIONS];
@@ -38,16 +49,25 @@ struct Watch {
 static const char script[] =
     "'use strict';\n"
     "let version = 0;\n"
+    "const chosen = new Set();\n"
     "const state = document.createElement('p');\n"
     "state.className = 'live';\n"
     "state.setAttribute('role', 'status');\n"
     "document.querySelector('main').prepend(state);\n"
+    "if (new URLSearchParams(location.search).has('runs')) {\n"
+    "    const back = document.createElement('a');\n"
+    "    back.href = '/';\n"
+    "    back.textContent = 'all runs';\n"
+    "    document.querySelector('main').prepend(back);\n"
+    "}\n"
     "async function refresh() {\n"
     "    try {\n"
-    "        const answer = await fetch('/changes?from=' + version, {cache: 'no-store', signal: AbortSignal.timeout(10000)});\n"
+    "        const answer = await fetch('/changes?from=' + version + '&' + location.search.slice(1), {cache: 'no-store', signal: "
+    "AbortSignal.timeout(10000)});\n"
     "        if (!answer.ok) throw new Error(answer.status);\n"
     "        const changes = await answer.json();\n"
     "        for (const [id, html] of Object.entries(changes.parts)) document.getElementById(id).innerHTML = html;\n"
+    "        for (const box of document.querySelectorAll('[data-run]')) box.checked = chosen.has(box.dataset.run);\n"
     "        version = changes.version;\n"
     "        state.textContent = 'connected';\n"
     "        state.classList.remove('lost');\n"
@@ -57,7 +77,14 @@ static const char script[] =
     "    }\n"
     "    setTimeout(refresh, document.hidden ? 5000 : 1000);\n"
     "}\n"
-    "refresh();\n";
+    "refresh();\n"
+    "addEventListener('change', event => {\n"
+    "    const run = event.target.dataset.run;\n"
+    "    if (run) event.target.checked ? chosen.add(run) : chosen.delete(run);\n"
+    "});\n"
+    "addEventListener('click', event => {\n"
+    "    if (event.target.id === 'compare' && chosen.size) location.search = 'runs=' + [...chosen].slice(0, 8).join('/');\n"
+    "});\n";
 
 /* -- Callers ------------------------------------------------------------------------------------------------------- */
 
@@ -101,32 +128,87 @@ static enum MHD_Result reply_to_browser(
     return http_reply(&watch->listener, connection, status, type, text);
 }
 
-static enum MHD_Result reply_page(Watch *watch, struct MHD_Connection *connection) {
+/* -- Pages --------------------------------------------------------------------------------------------------------- */
+
+static void forget_page(WatchedPage *page) {
+    report_close(page->report);
+    free(page->chosen);
+}
+
+/* Returns the place for another page. */
+static WatchedPage *free_page(Watch *watch) {
+    if (watch->page_count < WATCHED_PAGES) return &watch->pages[watch->page_count++];
+    WatchedPage *oldest = &watch->pages[1];
+    for (WatchedPage *page = oldest; page < watch->pages + WATCHED_PAGES; page++)
+        if (page->asked < oldest->asked) oldest = page;
+    forget_page(oldest);
+    return oldest;
+}
+
+/* Opens the report of the chosen runs, which must be runs of the folder. NULL: they are not. */
+static Report *open_chosen(const Watch *watch, const char *chosen) {
+    const char *folders[REPORT_RUNS];
+    int count = 0;
+    Error ignored = {0};
+    SCOPED_FREE char *names = memory_copy_string(chosen);
+    char *rest = names;
+    for (char *name; (name = strsep(&rest, "/"));) {
+        if (count == REPORT_RUNS || !(folders[count++] = report_find_run(watch->pages->report, name))) return NULL;
+    }
+    return report_open(folders, count, &ignored);
+}
+
+/* Returns the page that a request names; NULL: there is no such run. */
+static WatchedPage *find_page(Watch *watch, struct MHD_Connection *connection) {
+    const char *chosen = watch->listener.api.lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "runs");
+    WatchedPage *found = NULL;
+    if (!chosen) chosen = "";
+    for (int i = 0; i < watch->page_count && !found; i++)
+        if (!strcmp(watch->pages[i].chosen, chosen)) found = &watch->pages[i];
+    double now = log_seconds();
+    if (!found) {
+        Report *report = open_chosen(watch, chosen);
+        if (!report) return NULL;
+        found = free_page(watch);
+        *found = (WatchedPage){memory_copy_string(chosen), report, 0};
+    }
+    if (now - found->asked > forgotten_seconds) report_update(found->report);
+    found->asked = now;
+    return found;
+}
+
+void watch_update(Watch *watch) {
+    double now = log_seconds();
+    for (int i = 0; i < watch->page_count; i++)
+        if (i == 0 || now - watch->pages[i].asked < forgotten_seconds) report_update(watch->pages[i].report);
+}
+
+static enum MHD_Result reply_page(Watch *watch, const Report *report, struct MHD_Connection *connection) {
     SCOPED_FREE char *page = NULL;
     size_t length;
     FILE *out = open_memstream(&page, &length);
     if (!out) return MHD_NO;
-    report_print(watch->report, "<script src=\"/watch.js\" defer></script>\n", out);
+    report_print(report, "<script src=\"/watch.js\" defer></script>\n", out);
     fclose(out);
     return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/html; charset=utf-8", page);
 }
 
-static enum MHD_Result reply_changes(Watch *watch, struct MHD_Connection *connection) {
+static enum MHD_Result reply_changes(Watch *watch, const Report *report, struct MHD_Connection *connection) {
     const char *from = watch->listener.api.lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "from");
     const long long version = from ? strtoll(from, NULL, 10) : 0;
-    json_auto_t *changes = json_pack("{s:I, s:{}}", "version", (json_int_t)report_version(watch->report), "parts");
+    json_auto_t *changes = json_pack("{s:I, s:{}}", "version", (json_int_t)report_version(report), "parts");
     int count;
-    const ReportPart *parts = report_parts(watch->report, &count);
+    const ReportPart *parts = report_parts(report, &count);
     for (int i = 0; i < count; i++)
         if (parts[i].version > version) json_object_set_new(json_object_get(changes, "parts"), parts[i].id, json_string(parts[i].html));
     SCOPED_FREE char *text = json_dumps(changes, JSON_COMPACT);
     return text ? reply_to_browser(watch, connection, MHD_HTTP_OK, "application/json", text) : MHD_NO;
 }
 
-static enum MHD_Result reply_numbers(Watch *watch, const HttpCall *call) {
-    ExportedRun runs[REPORT_RUNS];
+static enum MHD_Result reply_numbers(const Watch *watch, const HttpCall *call) {
+    SCOPED_FREE ExportedRun *runs = NULL;
     int count = 0;
-    for (; report_run(watch->report, count, &runs[count]); count++) {}
+    for (ExportedRun run; report_run(watch->pages->report, count, &run);) array_append(runs, count, run);
     return exporter_answer(&watch->listener, call, runs, count);
 }
 
@@ -143,9 +225,10 @@ static enum MHD_Result answer_request(void *context, const HttpCall *call) {
             "This host name is not served: open the address that smelt watch printed, or start it with host=NAME.\n");
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
         return reply_to_browser(watch, connection, MHD_HTTP_METHOD_NOT_ALLOWED, plain, "Only GET and HEAD are supported.\n");
-    if (strcmp(path, "/") == 0) return reply_page(watch, connection);
+    const bool asks_changes = strcmp(path, "/changes") == 0;
+    const WatchedPage *page = asks_changes || strcmp(path, "/") == 0 ? find_page(watch, connection) : NULL;
+    if (page) return (asks_changes ? reply_changes : reply_page)(watch, page->report, connection);
     if (strcmp(path, "/watch.js") == 0) return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/javascript; charset=utf-8", script);
-    if (strcmp(path, "/changes") == 0) return reply_changes(watch, connection);
     return reply_to_browser(watch, connection, MHD_HTTP_NOT_FOUND, plain, "Only /, /metrics and /healthz exist.\n");
 }
 
@@ -162,9 +245,9 @@ static bool open_server(Watch *watch, Error *error) {
     return watch->server;
 }
 
-Watch *watch_open(const Report *report, const char *host, int port, Error *error) {
+Watch *watch_open(Report *report, const char *host, int port, Error *error) {
     Watch *watch = memory_allocate(sizeof *watch);
-    watch->report = report;
+    watch->pages[watch->page_count++] = (WatchedPage){memory_copy_string(""), report, log_seconds()};
     if (http_open(&watch->listener, "smelt watch without terminal=true", host, port, CONNECTIONS, error) && open_server(watch, error)) {
         if (!watch->listener.loopback)
             log_warn("host=%s: everyone who reaches this machine over the network can read the page, without a password", host);
@@ -178,6 +261,8 @@ void watch_close(Watch *watch) {
     if (!watch) return;
     if (watch->server) watch->listener.api.stop_daemon(watch->server);
     http_close(&watch->listener);
+    for (int i = 1; i < watch->page_count; i++) forget_page(&watch->pages[i]);
+    free(watch->pages->chosen); /* the caller owns the first report */
     free(watch);
 }
 

@@ -17,10 +17,12 @@
 
 typedef struct Watch Watch;
 
-/* `report` must outlive the watch. Listens at `host` alone (a name or an address); port 0: any free
- * one. Returns NULL with ERROR_USAGE if the library is missing or the address is unavailable. */
-Watch *watch_open(const Report *report, const char *host, int port, Error *error);
+/* `report` must outlive the watch, which updates it. A report of a folder also serves pages of its runs: /?runs=a/b.
+ * Listens at `host` alone (a name or an address); port 0: any free one. Returns NULL with ERROR_USAGE if the library is missing or the address is unavailable. */
+Watch *watch_open(Report *report, const char *host, int port, Error *error);
 void watch_close(Watch *watch);
+/* Updates the report, and the pages of chosen runs that browsers show. */
+void watch_update(Watch *watch);
 const char *watch_url(const Watch *watch); /* "http://127.0.0.1:6160/" */
 /* Answers for `seconds`, or until a stop is requested. Starts no thread. */
 void watch_serve(Watch *watch, double seconds, const StopRequest *stop);

@@ -661,9 +661,9 @@ static void runs_are_compared_in_figures_settings_and_curves(void **state) {
     free(text);
 }
 
-static void put_evaluation(const char *folder, int tokens, const char *content) {
+static void put_evaluation(const char *folder, double loss, int tokens, const char *content) {
     char *metrics = memory_format("%s/metrics.jsonl", folder), *record = memory_format("%s/run.json", folder);
-    char *line = memory_format("{\"kind\":\"evaluation\",\"step\":10,\"loss\":3,\"bits_per_byte\":2,\"tokens\":%d}\n", tokens);
+    char *line = memory_format("{\"kind\":\"evaluation\",\"step\":10,\"loss\":%g,\"bits_per_byte\":2,\"tokens\":%d}\n", loss, tokens);
     char *identity = memory_format("{\"identity\": {\"data.valid.content\": \"%s\"}}", content);
     write_text(metrics, line);
     write_text(record, identity);
@@ -679,9 +679,9 @@ static void losses_over_different_targets_have_no_best(void **state) {
     } others[] = {{4096, "90 tokens, xxh3 1", true}, {4096, "90 tokens, xxh3 <2>", false}, {2048, "90 tokens, xxh3 1", false}};
     put_run("a", "steps: 10\n", 10, 2, 100, 1000);
     put_run("b", "steps: 10\n", 10, 2, 100, 1000);
-    put_evaluation("a", 4096, "90 tokens, xxh3 1");
+    put_evaluation("a", 3, 4096, "90 tokens, xxh3 1");
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        put_evaluation("b", others[i].tokens, others[i].content);
+        put_evaluation("b", 2.5, others[i].tokens, others[i].content);
         char *text = compared((const char *[]){"a", "b"}, 2);
         assert_has(text, "<th scope=\"row\">validation targets</th><td><i class=\"key k-c0\"></i>4096 of 90 tokens, xxh3 1</td>");
         (others[i].compare ? assert_has : assert_lacks)(text, "<td class=\"best\">");
@@ -829,6 +829,33 @@ static void a_frame_holds_nothing_that_a_terminal_obeys(void **state) {
     free(text);
 }
 
+/* Bold is a difference that can be read, and of losses that mean the same. */
+static void equal_numbers_and_other_losses_have_no_best(void **state) {
+    (void)state;
+    static const struct {
+        const char *config;
+        double loss;
+        bool best, same;
+    } others[] = {{"steps: 10\n", 1.5, true, true}, {"steps: 10\n", 2.00001, false, true},
+        {"steps: 10\npreference: {loss: dpo}\n", 0.5, false, false}};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        put_run("a", "steps: 10\n", 10, 2, 100, 1000);
+        put_run("b", others[i].config, 10, others[i].loss, 100, 1000);
+        char *text = compared((const char *[]){"a", "b"}, 2), *row = strstr(text, ">training loss<"),
+             *next = strstr(text, ">at the last common step<");
+        assert_non_null(row);
+        assert_non_null(next);
+        char *end = strstr(next, "</tr>");
+        *end = '\0';
+        assert_int_equal(strstr(row, "class=\"best\"") != NULL, others[i].best);
+        assert_int_equal(strstr(next, "class=\"best\"") != NULL, others[i].best);
+        assert_int_equal(strstr(end + 1, "losses cannot be compared") == NULL, others[i].same);
+        free(text);
+        Error error = {0};
+        assert_true(file_remove("a", &error) && file_remove("b", &error));
+    }
+}
+
 /* -- The command ------------------------------------------------------------------------------------------------- */
 
 /* Runs with stdout and stderr closed to the terminal; `output` gets both and is freed by the caller. */
@@ -954,6 +981,7 @@ int main(void) {
         TEST(runs_are_compared_in_figures_settings_and_curves),
         TEST(a_page_tells_what_a_run_was_forked_from_and_what_was_changed),
         TEST(losses_over_different_targets_have_no_best),
+        TEST(equal_numbers_and_other_losses_have_no_best),
         TEST(runs_with_other_batches_are_compared_at_the_same_tokens),
         TEST(names_and_settings_of_compared_runs_are_escaped),
         TEST(runs_of_one_name_are_told_apart_by_their_folders),

@@ -331,6 +331,58 @@ static void what_cannot_be_served_is_a_usage_error(void **state) {
     end(&served, SIGINT);
 }
 
+/* -- A folder of runs ---------------------------------------------------------------------------------------------- */
+
+static void a_folder_of_runs_is_listed_and_its_runs_are_chosen(void **state) {
+    (void)state;
+    assert_true(
+        mkdir("runs", 0777) == 0 && rename("run", "runs/a b") == 0 && mkdir("runs/c", 0777) == 0 && mkdir("runs/no-run", 0777) == 0);
+    write_text("runs/c/metrics.jsonl", LINE(1, 2));
+    write_text("runs/c/config.yaml", "steps: 30\n");
+    Served served = serve("runs", NULL);
+    json_t *list = changes(&served, 0);
+    assert_non_null(strstr(part_of(list, "runs"), "<a href=\"?runs=a%20b\">a b</a>"));
+    assert_non_null(strstr(part_of(list, "runs"), "stopped after step 1 of 30"));
+    assert_null(strstr(part_of(list, "runs"), "no-run"));
+    char *both = get(&served, "/?runs=a%20b/c"), *one = get(&served, "/?runs=c"), *numbers = get(&served, "/metrics");
+    assert_non_null(strstr(both, "<h1>2 runs</h1>"));
+    assert_non_null(strstr(both, "Settings that differ"));
+    assert_non_null(strstr(one, "<h1>c</h1>"));
+    assert_non_null(strstr(numbers, "smelt_run_loss{run=\"a b\"} 3\nsmelt_run_loss{run=\"c\"} 2\n"));
+    static const char *const wrong[] = {"no-run", "../run", "c/", "c//c", "%2e%2e", "c/c/c/c/c/c/c/c/c"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char *request = memory_format("GET /?runs=%s HTTP/1.1$Host: localhost$Connection: close$$", wrong[i]);
+        assert_answer(&served, request, 404);
+        free(request);
+    }
+    assert_true(mkdir("runs/new", 0777) == 0);
+    write_text("runs/new/metrics.jsonl", LINE(1, 1.5));
+    json_decref(await(&served, version_of(list), "runs", "1.5000"));
+    for (int i = 0; i < 40; i++) { /* more pages than are kept */
+        char *path = memory_format("/?runs=%s%s%s", i & 1 ? "c/" : "", i & 2 ? "new/" : "", i & 4 ? "a%20b/c" : "c"),
+             *page = get(&served, path);
+        assert_non_null(strstr(page, "HTTP/1.1 200"));
+        free(page);
+        free(path);
+    }
+    json_decref(list);
+    free(both);
+    free(one);
+    free(numbers);
+    end(&served, SIGINT);
+}
+
+static void health_follows_the_states(void **state) {
+    (void)state;
+    Served served = serve("run", NULL);
+    assert_answer(&served, "GET /healthz HTTP/1.1$Host: localhost$Connection: close$$", 503); /* it stopped without a reason */
+    append_text("run/metrics.jsonl", "{\"kind\":\"end\",\"step\":1,\"state\":\"paused\",\"code\":8,\"message\":\"by hand\"}\n");
+    json_decref(await(&served, 0, "state", "paused after step 1 of 40: by hand"));
+    assert_answer(&served, "GET /healthz HTTP/1.1$Host: localhost$Connection: close$$", 200);
+    assert_answer(&served, "GET /metrics HTTP/1.1$Host: attacker.example$Connection: close$$", 403);
+    end(&served, SIGINT);
+}
+
 /* -- In a terminal ------------------------------------------------------------------------------------------------- */
 
 /* A child on a terminal of its own, of which this is the other end. */
@@ -447,6 +499,8 @@ int main(void) {
         TEST(an_idle_caller_holds_up_nobody),
         TEST(many_idle_callers_hold_up_nobody),
         TEST(what_cannot_be_served_is_a_usage_error),
+        TEST(a_folder_of_runs_is_listed_and_its_runs_are_chosen),
+        TEST(health_follows_the_states),
         TEST(the_terminal_shows_the_run_and_is_left_as_it_was),
         TEST(signals_leave_the_terminal_as_it_was),
         TEST(another_size_of_the_terminal_is_another_frame),
