@@ -37,7 +37,7 @@ typedef struct EvalOptions {
     LayoutConfig layout;
     Fp8Config fp8;
     int64_t length, sequences, batch, threads, shots, tokens, stride;
-    const char *separator, *losses, *pattern, *stop;
+    const char *separator, *losses, *pattern, *stop, *template;
     bool document_mask, json, exact;
     int precision, device, match;
 } EvalOptions;
@@ -62,6 +62,9 @@ static const Option rows[] = {
         pattern, "", "", "questions with answers: regular expression (PCRE2) for match=regex; its first group, or all of it, is compared"),
     STRING_OPTION(stop, "", "",
         "questions with answers: a text, or a JSON list of up to 4 texts, that end an answer; empty: with shots an empty line"),
+    STRING_OPTION(template, "", "",
+        "questions with answers: ask them as messages of a chat, by the model's own template (own), chatml, or a template's file",
+        .path = true),
     INT_OPTION(batch, "4", 1, 1 << 20, "sequences", "sequences computed at once"),
     STRING_OPTION(separator, "", "", "line that separates documents in a text file; empty: one document per file"),
     BOOL_OPTION(document_mask, "true", "attention, convolutions and positions start anew at every document"),
@@ -351,7 +354,7 @@ static bool eval_multiple_choice_file(
            (eval_multiple_choice(ranks, folder, &set, config, options, error) || error_context(error, "%s", data));
 }
 
-static const char *const of_answers[] = {"tokens", "match", "pattern", "stop", NULL};
+static const char *const of_answers[] = {"tokens", "match", "pattern", "stop", "template", NULL};
 
 static bool eval_question_lines(
     Inference *ranks, const char *folder, const char *data, Config *config, const EvalOptions *options, Error *error) {
@@ -363,6 +366,7 @@ static bool eval_question_lines(
         .match = options->match,
         .pattern = options->pattern,
         .stop = options->stop,
+        .template = options->template,
         .threads = options->threads,
         .device = options->device,
         .precision = options->precision};
@@ -416,7 +420,7 @@ static bool eval_state(
 /* -- The command --------------------------------------------------------------------------------------------------- */
 
 static bool evaluate_rank(Inference *ranks, Invocation *invocation, Error *error) {
-    static const char *const of_questions[] = {"shots", "tokens", "match", "pattern", "stop", NULL};
+    static const char *const of_questions[] = {"shots", "tokens", "match", "pattern", "stop", "template", NULL};
     const EvalOptions *options = invocation->options;
     const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;

@@ -32,6 +32,8 @@ typedef struct AnswerSet {
     const char *path;
     const QuestionOptions *options;
     ModelText text;
+    ModelChat chat; /* with QuestionOptions.template */
+    ChatDocument document;
     StopTexts stops;
     MatchRegex *regex;
     AnswerQuestion *questions;
@@ -49,6 +51,8 @@ static void answers_close(AnswerSet *set) {
     free(set->questions);
     stop_texts_free(&set->stops);
     match_regex_free(set->regex);
+    chat_document_free(&set->document);
+    model_chat_close(&set->chat);
     model_text_close(&set->text);
 }
 
@@ -109,9 +113,31 @@ static char *join_shots(const AnswerSet *set) {
     return text;
 }
 
-static bool encode_question(AnswerSet *set, AnswerQuestion *question, const char *shots, int64_t context, Error *error) {
+static void add_message(json_t *messages, const char *role, const char *text) {
+    json_array_append_new(messages, json_pack("{ss ss}", "role", role, "content", text));
+}
+
+/* Renders the questions before the others with their answers, and a question, as a conversation. */
+static bool encode_chat(AnswerSet *set, AnswerQuestion *question, Error *error) {
+    json_t *messages = json_array();
+    json_auto_t *conversation = json_pack("{so}", "messages", messages);
+    for (int64_t i = 0; i < set->options->shots; i++) {
+        add_message(messages, "user", set->questions[i].text);
+        add_message(messages, "assistant", first_answer(&set->questions[i]));
+    }
+    add_message(messages, "user", question->text);
+    if (!chat_prompt(set->chat.encoder, conversation, &set->document, error)) return false;
+    for (size_t i = 0; i < set->document.ids.count; i++) token_ids_append(&question->prompt, set->document.ids.items[i]);
+    return true;
+}
+
+static bool encode_text(AnswerSet *set, AnswerQuestion *question, const char *shots, Error *error) {
     SCOPED_FREE char *prompt = memory_format("%s%s", shots, question->text);
-    if (!question_encode(&set->text, prompt, &question->prompt, error)) return false;
+    return question_encode(&set->text, prompt, &question->prompt, error);
+}
+
+static bool encode_question(AnswerSet *set, AnswerQuestion *question, const char *shots, int64_t context, Error *error) {
+    if (!(set->chat.chat ? encode_chat(set, question, error) : encode_text(set, question, shots, error))) return false;
     int64_t count = (int64_t)question->prompt.count;
     question->tokens = int_min(set->options->tokens, context - count);
     question->given = generated_text(set->text.tokenizer);
@@ -119,6 +145,15 @@ static bool encode_question(AnswerSet *set, AnswerQuestion *question, const char
     return (count > 0 && question->tokens > 0) ||
            error_set(error, ERROR_USAGE,
                "%" PRId64 " tokens leave no room for an answer in the model's context of %" PRId64 ": set shots lower", count, context);
+}
+
+static bool open_chat(AnswerSet *set, const char *folder, const Config *config, Error *error) {
+    const char *template = set->options->template;
+    const ChatOptions options = {.template = strcmp(template, "own") ? template : ""};
+    if (!*template) return true;
+    return model_chat_open(&set->chat, &set->text, folder, config, &options, error) &&
+           (chat_has_template(set->chat.chat) ||
+               error_set(error, ERROR_USAGE, "%s has no chat template: set template=FILE, or template=chatml", folder));
 }
 
 static bool read_answers(AnswerSet *set, Error *error) {
@@ -129,7 +164,7 @@ static bool read_answers(AnswerSet *set, Error *error) {
         return error_set(error, ERROR_USAGE, regex ? "match=regex needs pattern=" : "pattern= is only for match=regex: remove it");
     if (regex && !(set->regex = match_regex_compile(options->pattern, false, error))) return false;
     if (!generation_read_stops(options->stop, &set->stops, error)) return false;
-    if (options->shots && !*options->stop) stop_texts_add(&set->stops, "\n\n", 2);
+    if (options->shots && !*options->stop && !*options->template) stop_texts_add(&set->stops, "\n\n", 2);
     return json_read_lines(set->path, ANSWERS_LIMIT, take_answer_question, set, error) &&
            ((int64_t)set->count > options->shots ||
                error_set(error, ERROR_USAGE, "%s has %zu questions, which shots=%" PRId64 " uses up: set shots lower", set->path,
@@ -211,7 +246,8 @@ bool eval_answers(
     Inference *inference, const char *folder, const char *path, Config *config, const QuestionOptions *options, Error *error) {
     SCOPED(answers_close) AnswerSet set = {.path = path, .options = options};
     const GenerationOptions generation = {.threads = options->threads, .device = options->device, .precision = options->precision};
-    if (!read_answers(&set, error) || !model_text_open(&set.text, folder, config, error)) return false;
+    if (!read_answers(&set, error) || !model_text_open(&set.text, folder, config, error) || !open_chat(&set, folder, config, error))
+        return false;
     int64_t count = (int64_t)set.count;
     if (options->most) count = int_min(count, options->shots + options->most);
     SCOPED_FREE char *shots = join_shots(&set);

@@ -16,6 +16,7 @@ typedef struct QuestionOptions {
     int64_t tokens;             /* most of an answer */
     int match;                  /* AnswerMatch */
     const char *pattern, *stop; /* of ANSWER_REGEX; as generation_read_stops takes it */
+    const char *template;       /* questions are messages of a chat: "own", "chatml" or a file; "": they are texts */
     int64_t threads;
     int device, precision;
 } QuestionOptions;

@@ -110,6 +110,23 @@ static void shots_precede_a_question_and_end_its_answer(void **state) {
     assert_string_equal(text_at(with, 0), alone);
 }
 
+/* Shots are turns of a conversation, and the template's end of a turn ends an answer. */
+static void questions_are_messages_with_a_template(void **state) {
+    (void)state;
+    make_run();
+    static const char *const texts[] = {"one", "two"}, *const answers[] = {"a", "b"};
+    write_questions(texts, answers, 2);
+    write_text("p.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"one\"}, {\"role\": \"assistant\", \"content\": \"a\"}, "
+                          "{\"role\": \"user\", \"content\": \"two\"}]}\n");
+    ProcessResult result = smelt("generate r p.jsonl temperature=0 tokens=12 threads=1 template=chatml");
+    json_auto_t *expected = lines_of(result.output), *with = evaluated("shots=1 template=chatml"), *without = evaluated("shots=1");
+    const char *completion = json_string_value(json_object_get(json_array_get(expected, 0), "completion"));
+    assert_string_equal(text_at(with, 0), completion);
+    assert_string_not_equal(text_at(with, 0), text_at(without, 0));
+    process_free(&result);
+    smelt_says(ERROR_USAGE, "r template=FILE template=chatml", "eval r q.jsonl template=own");
+}
+
 /* Returns a list of two texts without blanks, which would divide the arguments. */
 static char *list_of(const char *first, const char *second) {
     char *list = memory_format("[\"%s\",\"", first);
@@ -175,6 +192,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(answers_are_what_the_model_writes),
         TRAIN_TEST(shots_precede_a_question_and_end_its_answer),
+        TRAIN_TEST(questions_are_messages_with_a_template),
         TRAIN_TEST(a_stop_text_ends_an_answer),
         TRAIN_TEST(what_is_no_task_is_refused_by_its_line),
     };
