@@ -101,6 +101,7 @@ $(BUILD)/%.o: src/%.c
 $(BUILD)/app/example.o: $(wildcard configs/*) tools/encode-images.py
 $(BUILD)/rl/reward_program.o: src/rl/reward_shim.py
 $(BUILD)/rl/reward_code.o: src/rl/reward_driver.py
+$(BUILD)/report/page_files.o: src/report/page.css src/report/watch.js
 
 # The same random numbers by any instruction set.
 $(BUILD)/base/rng.o: OWN_FLAGS := -O3 -ffp-contract=off -fno-math-errno

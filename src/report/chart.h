@@ -1,6 +1,6 @@
 /* Charts as HTML with inline SVG. The drawing stretches to its box while lines keep their width.
- * Labels are HTML, so text has the same size on every screen. Colors are CSS classes of the page
- * (report_style_internal.h). Owns nothing; called by report.c. */
+ * Labels are HTML, so text has the same size on every screen. Colors are CSS classes of page.css.
+ * Owns nothing; called by report.c. */
 #pragma once
 
 #include <stdbool.h>

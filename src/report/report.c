@@ -10,8 +10,8 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "report/page_files_internal.h"
 #include "report/page_internal.h"
-#include "report/report_style_internal.h"
 
 enum { MOST_PARTS = 24 };
 
@@ -206,7 +206,7 @@ void report_print(const Report *report, const char *head, FILE *out) {
         if (i > 0) fputs(", ", out);
         chart_escape(out, report->views[i].name);
     }
-    fprintf(out, " - smelt</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n", report_style);
+    fprintf(out, " - smelt</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n", page_style);
     for (int i = 0; i < report->part_count; i++) fprintf(out, "<div id=\"%s\">\n%s</div>\n", report->parts[i].id, report->parts[i].html);
     fputs("</main>\n</body>\n</html>\n", out);
 }

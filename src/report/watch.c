@@ -14,6 +14,7 @@
 #include "base/scope.h"
 #include "base/thread.h"
 #include "http/http.h"
+#include "report/page_files_internal.h"
 #include "run/exporter.h"
 
 enum { WATCHED_PAGES = 16 /* one is the first page; the page that was asked the longest time ago gives way */ };
@@ -43,48 +44,6 @@ struct Watch {
     int caller_count;
     uint64_t asked;
 };
-
-/* The script polls every second, or every five seconds in the background. After a failure it polls
- * again. The answer may come from a new process, because versions only grow. */
-static const char script[] =
-    "'use strict';\n"
-    "let version = 0;\n"
-    "const chosen = new Set();\n"
-    "const state = document.createElement('p');\n"
-    "state.className = 'live';\n"
-    "state.setAttribute('role', 'status');\n"
-    "document.querySelector('main').prepend(state);\n"
-    "if (new URLSearchParams(location.search).has('runs')) {\n"
-    "    const back = document.createElement('a');\n"
-    "    back.href = '/';\n"
-    "    back.textContent = 'all runs';\n"
-    "    document.querySelector('main').prepend(back);\n"
-    "}\n"
-    "async function refresh() {\n"
-    "    try {\n"
-    "        const answer = await fetch('/changes?from=' + version + '&' + location.search.slice(1), {cache: 'no-store', signal: "
-    "AbortSignal.timeout(10000)});\n"
-    "        if (!answer.ok) throw new Error(answer.status);\n"
-    "        const changes = await answer.json();\n"
-    "        for (const [id, html] of Object.entries(changes.parts)) document.getElementById(id).innerHTML = html;\n"
-    "        for (const box of document.querySelectorAll('[data-run]')) box.checked = chosen.has(box.dataset.run);\n"
-    "        version = changes.version;\n"
-    "        state.textContent = 'connected';\n"
-    "        state.classList.remove('lost');\n"
-    "    } catch {\n"
-    "        state.textContent = 'smelt watch does not answer: these are the last figures';\n"
-    "        state.classList.add('lost');\n"
-    "    }\n"
-    "    setTimeout(refresh, document.hidden ? 5000 : 1000);\n"
-    "}\n"
-    "refresh();\n"
-    "addEventListener('change', event => {\n"
-    "    const run = event.target.dataset.run;\n"
-    "    if (run) event.target.checked ? chosen.add(run) : chosen.delete(run);\n"
-    "});\n"
-    "addEventListener('click', event => {\n"
-    "    if (event.target.id === 'compare' && chosen.size) location.search = 'runs=' + [...chosen].slice(0, 8).join('/');\n"
-    "});\n";
 
 /* -- Callers ------------------------------------------------------------------------------------------------------- */
 
@@ -228,7 +187,8 @@ static enum MHD_Result answer_request(void *context, const HttpCall *call) {
     const bool asks_changes = strcmp(path, "/changes") == 0;
     const WatchedPage *page = asks_changes || strcmp(path, "/") == 0 ? find_page(watch, connection) : NULL;
     if (page) return (asks_changes ? reply_changes : reply_page)(watch, page->report, connection);
-    if (strcmp(path, "/watch.js") == 0) return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/javascript; charset=utf-8", script);
+    if (strcmp(path, "/watch.js") == 0)
+        return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/javascript; charset=utf-8", watch_script);
     return reply_to_browser(watch, connection, MHD_HTTP_NOT_FOUND, plain, "Only /, /metrics and /healthz exist.\n");
 }
 
