@@ -210,6 +210,8 @@ static const Option rows[] = {
         "channels of a head that RoPE rotates, the last ones (qk_rope_head_dim); 0: half of model.head_dim", STATE),
     INT_OPTION(model.value_dim, "0", 0, 1024, "channels", "channels of a value head (v_head_dim); 0: model.head_dim", STATE),
     BOOL_OPTION(model.rope_interleave, "true", "RoPE rotates neighboring channels, not those half of model.rope_dim apart"),
+    REAL_OPTION(model.rope_query_scale, "0", 0, 1e6, "",
+        "queries are multiplied by 1 + N ln(1 + floor(position / model.rope_original_context)) (llama_4_scaling_beta); 0: they are not"),
     REAL_OPTION(model.rope_mscale, "0", 0, 1e6, "",
         "multiply attention scores by (0.1 N ln(model.rope_factor) + 1)^2 for this N (mscale_all_dim); 0: no factor"),
     BOOL_OPTION(model.qkv_bias, "false", "biases of queries, keys and values (Qwen2); gpt_oss: also of the output", STATE),

@@ -76,6 +76,7 @@ typedef struct ModelConfig {
     int64_t q_lora_rank, kv_lora_rank; /* q_lora_rank 0: queries have no latents */
     int64_t rope_dim, value_dim;
     bool rope_interleave;              /* RoPE rotates neighboring channels, else those half of rope_dim apart */
+    double rope_query_scale;           /* QueryScale.beta, with rope_original_context as the period; 0: none */
     double rope_mscale;                /* scores are multiplied by the square of 0.1 rope_mscale ln(rope_factor) + 1 */
     int64_t padding;                   /* token whose embedding gets no gradient, -1: none */
     bool qkv_bias;                     /* llama: as in Qwen2 */

@@ -198,6 +198,8 @@ static const Need rows[] = {
     {"model.rope_dim", OF_RULE, REFUSE},
     {"model.value_dim", OF_RULE, REFUSE},
     {"model.rope_interleave", OF_RULE, REFUSE},
+    {"model.rope_query_scale", OF_RULE, REFUSE},
+    {"model.rope_query_scale", "model.rope_scaling other than linear and model.rope_factor above 1", stretches_from_context, REFUSE},
     {"model.rope_mscale", OF_RULE, REFUSE},
     {"model.rope_mscale", "model.rope_factor above 1", stretches, WARN},
     {"model.qkv_bias", OF_RULE, REFUSE},

@@ -47,6 +47,31 @@ static const HfField mistral_fields[] = {
     END,
 };
 
+static void read_ministral3_padding(HfFieldReader *r, const char *name, const json_t *value) { hf_read_padding_or(r, name, value, 11); }
+
+/* Without rope_parameters, transformers scales RoPE by these. */
+static void read_ministral3_rope(HfFieldReader *r, const char *name, const json_t *value) {
+    json_auto_t *usual = json_pack("{s:s, s:f, s:f, s:i, s:f, s:f, s:f, s:f, s:f}", "rope_type", "yarn", "rope_theta", 1e6, "factor", 16.0,
+        "original_max_position_embeddings", 16384, "beta_fast", 32.0, "beta_slow", 1.0, "mscale_all_dim", 1.0, "mscale", 1.0,
+        "llama_4_scaling_beta", 0.1);
+    hf_read_rope(r, name, value && !json_is_null(value) ? value : usual);
+}
+
+static const HfField ministral3_fields[] = {
+    INTEGER("vocab_size", vocabulary, "131072"),
+    INTEGER("intermediate_size", ffn, "14336"),
+    INTEGER("num_hidden_layers", layers, "34"),
+    INTEGER("num_key_value_heads", kv_heads, "8 null"),
+    INTEGER("head_dim", head_dim, "128 null"),
+    INTEGER("max_position_embeddings", context, "262144"),
+    REAL("rms_norm_eps", norm_epsilon, "1e-5"),
+    READ("pad_token_id", read_ministral3_padding),
+    INTEGER("sliding_window", window, "0 null"),
+    READ("rope_parameters", read_ministral3_rope),
+    NO_EFFECT("layer_types"), /* transformers reads it, and only warns */
+    END,
+};
+
 static void read_router_loss(HfFieldReader *r, const char *name, const json_t *value) { hf_read_router_loss(r, name, value, 0.001); }
 
 static const HfField mixtral_fields[] = {
@@ -149,6 +174,8 @@ static const HfField qwen3_moe_fields[] = {
     END,
 };
 
+static bool fits_ministral3(const ModelConfig *c) { return c->rope_query_scale > 0 && !c->experts && !c->qk_norm && !c->qkv_bias; }
+
 /* Refuses settings that other classes of the family support and this one does not. */
 static bool check_llama_class(const ModelConfig *c, const char *architecture, Error *error) {
     if (c->rope_fraction != 1)
@@ -157,7 +184,8 @@ static bool check_llama_class(const ModelConfig *c, const char *architecture, Er
     if (c->qkv_bias && (c->experts || c->qk_norm))
         return error_set(error, ERROR_USAGE, "model.qkv_bias=true does not work for %s, which has no such biases: set model.qkv_bias=false",
             architecture);
-    return true;
+    return !(c->rope_query_scale > 0) || fits_ministral3(c) ||
+           error_set(error, ERROR_USAGE, "model.rope_query_scale=%g: %s has no such scale: set it to 0", c->rope_query_scale, architecture);
 }
 
 static bool check_mixtral(const ModelConfig *c, const char *architecture, Error *error) {
@@ -289,6 +317,13 @@ static const HfClass mistral = {.model_type = "mistral",
     .check = check_llama_class,
     .put = put_mistral,
     .gguf = &gguf_llama};
+static const HfClass ministral3 = {.model_type = "ministral3",
+    .architecture = "Ministral3ForCausalLM",
+    .tables = {{ministral3_fields, TABLES}},
+    .scales_queries = true,
+    .fits = fits_ministral3,
+    .check = check_llama_class,
+    .put = put_mistral};
 static const HfClass mixtral = {.model_type = "mixtral",
     .architecture = "MixtralForCausalLM",
     .tables = {{mixtral_fields, TABLES}},
@@ -333,12 +368,12 @@ static const HfClass qwen3_moe = {.model_type = "qwen3_moe",
     .list = hf_list_experts,
     .layouts = {HF_STACKED},
     .gguf = &gguf_qwen3_moe};
-static const HfClass *const classes[] = {&qwen3_moe, &mixtral, &qwen3, &qwen2, &mistral, &llama, NULL};
+static const HfClass *const classes[] = {&ministral3, &qwen3_moe, &mixtral, &qwen3, &qwen2, &mistral, &llama, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
 
 static const char *const settings[] = {"activation", "dense_ffn", "experts", "experts_first", "experts_period", "padding", "qk_norm",
-    "qkv_bias", "rope_factor", "rope_fraction", "rope_theta", NULL};
+    "qkv_bias", "rope_factor", "rope_fraction", "rope_query_scale", "rope_theta", NULL};
 
 const FamilyRule family_llama = {.name = "llama",
     .settings = settings,

@@ -287,6 +287,7 @@ struct HfClass {
     bool rounds_rope_bounds;      /* yarn's bounds are whole channels, whatever `truncate` says */
     bool scales_no_attention;     /* yarn with an attention_factor other than 1 is refused */
     bool scales_scores;           /* mscale_all_dim scales attention scores (model.rope_mscale) */
+    bool scales_queries;          /* llama_4_scaling_beta (model.rope_query_scale), which needs a scaling from an original context */
     bool demands_scaled_head_dim; /* transformers does not run yarn or dynamic scaling without head_dim */
     bool lacks_router_biases;     /* models with load-balancing biases that differ cannot be written */
     bool router_is_parameter;     /* PEFT lists a router's matrix in target_parameters */

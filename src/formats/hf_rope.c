@@ -14,7 +14,7 @@ enum { TYPES = sizeof types / sizeof *types, UNSCALED = -1 };
 
 static const char *const fields[] = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor",
     "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
-    "mscale_all_dim", "truncate", "short_factor", "long_factor"};
+    "mscale_all_dim", "truncate", "short_factor", "long_factor", "llama_4_scaling_beta", "max_position_embeddings"};
 
 /* Returns a RopeScaling or UNSCALED. */
 static int read_type(HfFieldReader *r, const json_t *rope) {
@@ -123,6 +123,12 @@ static void read_score_scale(HfFieldReader *r, const json_t *rope) {
     if (r->model->rope_mscale != 0) real(r, rope, "factor"); /* transformers derives no factor here */
 }
 
+/* transformers does not run these classes without the field. */
+static void read_query_scale(HfFieldReader *r, const json_t *rope) {
+    r->model->rope_query_scale = real(r, rope, "llama_4_scaling_beta");
+    if (r->model->rope_query_scale < 0) hf_refuse(r, "llama_4_scaling_beta", "is below 0");
+}
+
 static void read_scaling(HfFieldReader *r, const json_t *rope, RopeScaling scaling) {
     ModelConfig *c = r->model;
     c->rope_scaling = scaling;
@@ -130,6 +136,7 @@ static void read_scaling(HfFieldReader *r, const json_t *rope, RopeScaling scali
         hf_refuse(r, "rope_type", "is %s without head_dim, but transformers' %s requires it", types[scaling], r->class->architecture);
     if (scaling != ROPE_LINEAR && scaling != ROPE_DYNAMIC) c->rope_original_context = read_original_context(r, rope);
     if (r->class->scales_scores) read_score_scale(r, rope);
+    if (r->class->scales_queries) read_query_scale(r, rope);
     if (scaling == ROPE_YARN) read_yarn(r, rope);
     else if (scaling == ROPE_LONGROPE) read_longrope(r, rope);
     else c->rope_factor = real(r, rope, "factor");
@@ -176,6 +183,9 @@ static void read_object(HfFieldReader *r, const json_t *rope, double theta, doub
     else if ((scaling != UNSCALED || r->class->rotates_whole) && rotated != 1)
         hf_refuse(r, "partial_rotary_factor", "is %g%s, which transformers does not support", rotated,
             scaling != UNSCALED ? " together with RoPE scaling" : "");
+    if (r->class->scales_queries && (scaling == UNSCALED || scaling == ROPE_LINEAR || scaling == ROPE_DYNAMIC))
+        hf_refuse(r, "rope_type", "is %s, but smelt supports only llama3, yarn and longrope for this class",
+            scaling < 0 ? "default" : types[scaling]);
     if (scaling != UNSCALED) read_scaling(r, rope, (RopeScaling)scaling);
 }
 
@@ -234,6 +244,7 @@ void hf_put_scaling(json_t *rope, const ModelConfig *c) {
         put_divisors(rope, "short_factor", &c->rope_short_factors);
         put_divisors(rope, "long_factor", &c->rope_long_factors);
     }
+    if (c->rope_query_scale > 0) hf_put(rope, "llama_4_scaling_beta", json_real(c->rope_query_scale));
     if (c->rope_mscale > 0) hf_put(rope, "mscale_all_dim", json_real(c->rope_mscale));
     if (c->rope_scaling == ROPE_YARN) {
         hf_put(rope, "beta_fast", json_real(c->rope_beta_fast));

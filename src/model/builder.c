@@ -237,6 +237,12 @@ TensorId builder_rope_table(Builder *b, double theta, bool scaled) {
     return at->table;
 }
 
+TensorId builder_scale_queries(Builder *b, TensorId qkv) {
+    QueryScale scale = {.beta = b->config->rope_query_scale, .period = b->config->rope_original_context};
+    Heads heads = builder_heads(b);
+    return scale.beta > 0 ? op_query_scale(b->graph, qkv, b->positions, &heads, &scale) : qkv;
+}
+
 TensorId builder_attention(Builder *b, TensorId qkv, const AttentionScores *scores) {
     const ModelConfig *c = b->config;
     Heads heads = builder_heads(b);

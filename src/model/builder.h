@@ -162,6 +162,8 @@ bool builder_is_fp8(const Builder *builder, int64_t rows, double expert_rows, in
 /* Returns the cosines and sines of the configuration's RoPE with base `theta`, with its scaling if
  * `scaled`. Layers with the same arguments share a table. */
 TensorId builder_rope_table(Builder *builder, double theta, bool scaled);
+/* Appends model.rope_query_scale to packed qkv, if it is above 0. */
+TensorId builder_scale_queries(Builder *builder, TensorId qkv);
 /* Appends attention over packed qkv (ops/heads.h) of the rank's heads, [R, heads_columns] to [R,
  * heads_out_columns]; with a cache in generation. */
 TensorId builder_attention(Builder *builder, TensorId qkv, const AttentionScores *scores);

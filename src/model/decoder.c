@@ -63,6 +63,7 @@ static TensorId attention(Builder *b, const Decoder *d, const AttentionLayer *la
     }
     if (layer->clip_normed > 0) qkv = op_clamp(b->graph, qkv, layer->clip_normed);
     if (layer->rope_table) qkv = op_rope(b->graph, qkv, b->positions, layer->rope_table, &heads, ROPE_HALVES);
+    qkv = builder_scale_queries(b, qkv);
     return builder_linear(b, builder_attention(b, qkv, &scores), &output, LORA_ATTENTION);
 }
 

@@ -70,6 +70,9 @@ static FixtureSettings glm4_moe = {"model.family=glm", "model.heads=4", "model.k
 static FixtureSettings minimax_m2 = {"model.family=minimax", "model.heads=4", "model.kv_heads=2", "model.head_dim=12", "model.width=32",
     "model.ffn=12", "model.layers=2", "model.experts=4", "model.experts_per_token=2", "model.router_scores=sigmoid",
     "model.renormalise=true", "model.rope_fraction=0.5"};
+static FixtureSettings ministral3 = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
+    "model.layers=2", "model.window=9", "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_context=32",
+    "model.rope_query_scale=0.1"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
@@ -83,7 +86,8 @@ static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model
     "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
 static const char *const *const models[] = {zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt,
-    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, smollm3, phi3, granite, granitemoe, glm4_moe, minimax_m2, gpt2};
+    olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, smollm3, phi3, granite, granitemoe, glm4_moe, minimax_m2, ministral3,
+    gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -360,7 +364,7 @@ static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
     static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe",
         "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe",
-        "minimax_m2", "glm4_moe_lite"};
+        "minimax_m2", "glm4_moe_lite", "ministral3"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -567,6 +571,8 @@ static void a_file_that_is_not_json_is_named_with_its_line(void **state) {
     (void)state;
     const char *const contents[] = {"", "{\"hidden_size\": 4,\n}", "[1", "\xff", "7"};
     for (size_t i = 0; i < sizeof contents / sizeof *contents; i++) {
+        {ministral3, "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 4}", "llama_4_scaling_beta is missing"},
+        {ministral3, "rope_scaling", "{\"rope_type\": \"linear\", \"factor\": 4, \"llama_4_scaling_beta\": 0.1}", "rope_type is linear"},
         Fixture f;
         HfModel model;
         Error error = {0};

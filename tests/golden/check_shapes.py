@@ -176,6 +176,15 @@ def draw_glm4_moe_lite(draw):
     return settings | dict(mlp_layer_types=draw.choice([["dense"] * dense + ["sparse"] * (settings["num_hidden_layers"] - dense)] + [None] * (settings["num_hidden_layers"] > 1)))
 
 
+def draw_ministral3(draw):
+    heads = draw.choice([2, 4, 6])
+    rope = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=draw.choice([4, 16, 32]), llama_4_scaling_beta=draw.choice([0.1, 0.5]),
+                **draw.choice([{}, dict(mscale=1.0, mscale_all_dim=1.0)]))
+    return draw_common(draw, heads) | dict(hidden_size=8 * draw.randint(2, 9), head_dim=2 * draw.randint(4, 12), intermediate_size=draw.randint(8, 90),
+        num_key_value_heads=draw.choice([k for k in (1, 2, 3, 6) if heads % k == 0]), sliding_window=draw.choice([None, 1, 9, 40]), rope_parameters=rope,
+        pad_token_id=97, hidden_act=draw.choice(["silu", "silu", "gelu_pytorch_tanh"]))
+
+
 def draw_gemma2(draw):
     settings, rope = draw_gemma3(draw), draw_common(draw, 2)["rope_parameters"]
     return settings | dict(rope_parameters=rope, attn_logit_softcapping=draw.choice([None, 50.0, 1.5]),
@@ -191,7 +200,7 @@ def draw_gemma3(draw):
         hidden_activation=draw.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu"]))
 
 
-FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3, "phi3": draw_phi3, "granite": draw_granite, "granitemoe": draw_granitemoe, "glm4_moe": draw_glm4_moe, "minimax_m2": draw_minimax_m2, "glm4_moe_lite": draw_glm4_moe_lite}
+FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3, "phi3": draw_phi3, "granite": draw_granite, "granitemoe": draw_granitemoe, "glm4_moe": draw_glm4_moe, "minimax_m2": draw_minimax_m2, "glm4_moe_lite": draw_glm4_moe_lite, "ministral3": draw_ministral3}
 
 
 def smelt(build, *arguments):

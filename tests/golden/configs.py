@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe", "minimax_m2", "glm4_moe_lite")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe", "minimax_m2", "glm4_moe_lite", "ministral3")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "hidden_activation", "activation_function", "norm_type", "attn_type")
@@ -378,6 +378,23 @@ def lite_edits():
         yield {"rope_parameters": ..., "partial_rotary_factor": fraction}
 
 
+def ministral3_edits():
+    own = YARN | {"llama_4_scaling_beta": 0.4}
+    for more in ({}, {"llama_4_scaling_beta": 0.1}, {"llama_4_scaling_beta": 0.0}, {"llama_4_scaling_beta": -0.1}, {"llama_4_scaling_beta": None}, {"llama_4_scaling_beta": "1"},
+                 {"original_max_position_embeddings": 5}, {"original_max_position_embeddings": ...}, {"max_position_embeddings": 99}, {"mscale": 1.0, "mscale_all_dim": 1.0},
+                 {"factor": 1.0}, {"rope_type": "default"}, {"rope_type": "linear"}, {"rope_type": "dynamic"}):
+        rope = {key: value for key, value in (own | more).items() if value is not ...}
+        yield {"rope_parameters": rope}
+        yield {"rope_parameters": ..., "rope_scaling": rope, "rope_theta": 700.0}
+    yield {"rope_parameters": LLAMA3 | {"llama_4_scaling_beta": 0.4}}
+    yield {"rope_parameters": ..., "rope_theta": 5.0}
+    for window in (5, 48, None, ...):
+        for types in (["full_attention"] * 2, ["sliding_attention", "full_attention"], ...):
+            yield {"sliding_window": window, "layer_types": types}
+    for size in (8, 12, None, ...):
+        yield {"head_dim": size}
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -431,7 +448,8 @@ def own_edits(family):
     if family == "gpt_oss":
         edits += list(gpt_oss_edits())
     edits += list({"smollm3": smollm3_edits, "phi3": phi3_edits, "granite": granite_edits, "granitemoe": granitemoe_edits,
-                   "glm4_moe": glm_edits, "minimax_m2": minimax_edits, "glm4_moe_lite": lite_edits}.get(family, tuple)())
+                   "glm4_moe": glm_edits, "minimax_m2": minimax_edits, "glm4_moe_lite": lite_edits,
+                   "ministral3": ministral3_edits}.get(family, tuple)())
     if family.startswith("deepseek"):
         edits += list(deepseek_edits(family))
     return edits

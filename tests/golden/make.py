@@ -61,6 +61,8 @@ FAMILIES = {
                           num_experts_per_tok=2, q_lora_rank=12, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=6,
                           rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale_all_dim=0.7)),
     "mpt": dict(model_type="mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, attn_config=dict(alibi=True, clip_qkv=2.0, softmax_scale=0.3)),
+    "ministral3": dict(model_type="ministral3", intermediate_size=40, head_dim=12, sliding_window=9, rope_parameters=dict(
+        rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)),
     "gpt2": dict(model_type="gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
     "zaya-window": dict(model_type="zaya", head_dim=8, moe_intermediate_size=20, num_experts=3, router_hidden_size=12, sliding_window=6,
                         layer_types=["hybrid", "hybrid_sliding"],

@@ -22,7 +22,7 @@ enum { STEPS = 10 };
 
 static const char *const families[] = {"zaya", "zaya-window", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2",
     "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "glm4_moe",
-    "minimax_m2", "glm4_moe_lite", "granite", "granitemoe"};
+    "minimax_m2", "glm4_moe_lite", "ministral3", "granite", "granitemoe"};
 enum { FAMILIES = sizeof families / sizeof *families };
 
 /* Two programs sum the same numbers in other orders: a few units of 1e-7 of logits below 10. */

@@ -290,6 +290,20 @@ static void rope_gradients_match_central_differences(void **state) {
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rope, &shapes[i], (CheckBounds){0});
 }
 
+static void build_query_scale(Check *check, const void *argument) {
+    const RopeShape *s = argument;
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, heads_columns(&s->heads)}, 0, 1);
+    TensorId positions = check_integers(check, 1, &s->rows, s->positions);
+    check_output(check, op_query_scale(check->graph, qkv, positions, &s->heads, &(QueryScale){.beta = 0.7, .period = s->dimensions}));
+}
+
+static void queries_are_scaled_by_their_positions(void **state) {
+    (void)state;
+    static const int32_t positions[] = {0, 1, 2, 79, 3, 4, 40};
+    const RopeShape shapes[] = {{1, {1, 1, 2, 2}, 2, positions}, {7, {2, 1, 8, 8}, 4, positions}, {7, {3, 2, 5, 7}, 3, positions}};
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_query_scale, &shapes[i], (CheckBounds){0});
+}
+
 /* -- Packed projections of latents --------------------------------------------------------------------------------- */
 
 typedef struct MlaShape { int64_t rows, heads, plain, rotated, value; } MlaShape;
@@ -1476,6 +1490,7 @@ int main(void) {
         cmocka_unit_test(rope_turns_pairs_half_a_rotation_apart),
         cmocka_unit_test(rope_over_a_grid_turns_neighbours_by_row_and_column),
         cmocka_unit_test(rope_gradients_match_central_differences),
+        cmocka_unit_test(queries_are_scaled_by_their_positions),
         cmocka_unit_test(projections_of_latents_are_packed_and_their_gradients_unpacked),
         cmocka_unit_test(queries_and_keys_begin_with_the_rotated_channels),
         cmocka_unit_test(qk_norm_passes),

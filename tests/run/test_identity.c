@@ -22,19 +22,19 @@ static const char *other_value(const Option *option, const char *value, char oth
         {"model.guidance", NULL}, {"model.qkv_bias", NULL}, {"model.qk_norm", NULL}, {"model.router_scores", NULL},
         {"model.expert_groups", NULL}, {"model.groups_chosen", NULL}, {"model.gate_scale", NULL}, {"model.shared_experts", NULL},
         {"model.q_lora_rank", NULL}, {"model.kv_lora_rank", NULL}, {"model.rope_dim", NULL}, {"model.value_dim", NULL},
-        {"model.rope_interleave", NULL}, {"model.rope_mscale", NULL}, {"model.clip_qkv", NULL}, {"model.activation", NULL},
-        {"model.swiglu_alpha", NULL}, {"model.swiglu_limit", NULL}, {"model.softmax_scale", NULL}, {"model.nope_period", NULL},
-        {"model.embedding_scale", NULL}, {"model.residual_scale", NULL}, {"model.logit_divisor", NULL}, {"model.score_cap", NULL},
-        {"model.logit_cap", NULL}, {"model.rope_fraction", "0.5"}, {"model.rope_attention_factor", NULL}, {"data.length", "16"},
-        {"batch.sequences", "8"}, {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"},
-        {"fp8.min_size", NULL}, {"fp8.head", NULL}, {"fp8.scaling", NULL}, {"fp8.amax_history_len", NULL}, {"fp8.keep_weights", NULL},
-        {"init", NULL}, {"fork", NULL}, {"from", NULL}, {"tokens", NULL}, {"epochs", NULL}, {"run", "run2"}, {"resume.accept", "seed"},
-        {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"}, {"data.valid", "text2"}, {"data.tokenizer", "none"},
-        {"data.bos", "false"}, {"data.separator", "%"}, {"data.valid_documents", NULL}, {"eval.pictures", NULL}, {"eval.vae", NULL},
-        {"eval.patience", NULL}, {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL}, {"layout.tp", NULL}, {"layout.pp", NULL},
-        {"layout.cp", NULL}, {"layout.ep", NULL}, {"layout.pp_chunks", NULL}, {"layout.pp_schedule", NULL}, {"layout.cp_exchange", NULL},
-        {"model.channels", NULL}, {"model.text_width", NULL}, {"model.pooled_width", NULL}, {"model.text_tokens", NULL},
-        {"model.rope_first", NULL}, {"optimizer.in_backward", NULL}};
+        {"model.rope_interleave", NULL}, {"model.rope_query_scale", NULL}, {"model.rope_mscale", NULL}, {"model.clip_qkv", NULL},
+        {"model.activation", NULL}, {"model.swiglu_alpha", NULL}, {"model.swiglu_limit", NULL}, {"model.softmax_scale", NULL},
+        {"model.nope_period", NULL}, {"model.embedding_scale", NULL}, {"model.residual_scale", NULL}, {"model.logit_divisor", NULL},
+        {"model.score_cap", NULL}, {"model.logit_cap", NULL}, {"model.rope_fraction", "0.5"}, {"model.rope_attention_factor", NULL},
+        {"data.length", "16"}, {"batch.sequences", "8"}, {"batch.tokens", "512"}, {"batch.ramp_tokens", "128"}, {"steps", "50"},
+        {"precision", "fp32"}, {"fp8.min_size", NULL}, {"fp8.head", NULL}, {"fp8.scaling", NULL}, {"fp8.amax_history_len", NULL},
+        {"fp8.keep_weights", NULL}, {"init", NULL}, {"fork", NULL}, {"from", NULL}, {"tokens", NULL}, {"epochs", NULL}, {"run", "run2"},
+        {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"}, {"data.valid", "text2"},
+        {"data.tokenizer", "none"}, {"data.bos", "false"}, {"data.separator", "%"}, {"data.valid_documents", NULL}, {"eval.pictures", NULL},
+        {"eval.vae", NULL}, {"eval.patience", NULL}, {"checkpoint.keep_best", NULL}, {"checkpoint.keep_every", NULL}, {"layout.tp", NULL},
+        {"layout.pp", NULL}, {"layout.cp", NULL}, {"layout.ep", NULL}, {"layout.pp_chunks", NULL}, {"layout.pp_schedule", NULL},
+        {"layout.cp_exchange", NULL}, {"model.channels", NULL}, {"model.text_width", NULL}, {"model.pooled_width", NULL},
+        {"model.text_tokens", NULL}, {"model.rope_first", NULL}, {"optimizer.in_backward", NULL}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
     static const char *const others[] = {"lora.", "flow.", "preference."}; /* of runs with adapters, of images, of pairs */

@@ -88,6 +88,9 @@ static const Variety families[] = {
     {"minimax_m2", {"model.family=minimax", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=12", "model.ffn=10",
                        "model.layers=2", "model.experts=4", "model.experts_per_token=2", "model.router_scores=sigmoid",
                        "model.renormalise=true", "model.rope_fraction=0.5", "model.tied=false"}},
+    {"ministral3", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=10", "model.ffn=20",
+                       "model.layers=2", "model.window=20", "model.rope_scaling=yarn", "model.rope_factor=4",
+                       "model.rope_original_context=8", "model.rope_query_scale=0.5", "model.tied=false"}},
     {"gpt2",
         {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=40", "model.layers=3", "model.tied=false"}},
 };

@@ -61,3 +61,19 @@ CPU_OP(rope) {
     }
     kernel_put_amax(call, ROPE_Y, ROPE_AMAX);
 }
+
+CPU_OP(query_scale) {
+    const QueryScaleAttributes *attributes = call->attributes;
+    const T *x = call->in[QUERY_SCALE_X];
+    const int32_t *positions = call->in[QUERY_SCALE_POSITIONS];
+    T *y = call->out[QUERY_SCALE_Y];
+    int64_t rows = call->in_shape[QUERY_SCALE_X][0], columns = call->in_shape[QUERY_SCALE_X][1], scaled = attributes->columns;
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        W scale = (W)(1 + attributes->scale.beta * log(1 + (double)(positions[r] / attributes->scale.period)));
+        const T *from = x + r * columns;
+        T *to = y + r * columns;
+        for (int64_t i = 0; i < scaled; i++) to[i] = to_compute(to_wide(from[i]) * scale);
+        if (to != from) memcpy(to + scaled, from + scaled, (columns - scaled) * sizeof(T));
+    }
+}

@@ -22,7 +22,27 @@ typedef struct RopeArguments {
     Tiling tiling; /* of the places of all heads in a row */
 } RopeArguments;
 
+/* `tiling`: of all columns, or of the queries alone in place. */
+typedef struct QueryScaleArguments {
+    const bf16 GLOBAL *x;
+    const int32_t GLOBAL *positions;
+    bf16 GLOBAL *y;
+    int32_t columns, scaled, period;
+    float beta; /* times ln 2 */
+    Tiling tiling;
+} QueryScaleArguments;
+
 #ifdef GPU_DEVICE
+
+INLINE void query_scale_unit(const QueryScaleArguments *a, int unit) {
+    UnitPlace place = place_in(a->tiling, unit);
+    if (!place.inside) return;
+    int64_t at = place.row * a->columns + place.column;
+    f32x8 x = load8_bf16(a->x + at, unit);
+    if (place.column < a->scaled) x *= 1 + a->beta * fast_log2((float)(1 + a->positions[place.row] / a->period));
+    store8_bf16(a->y + at, x, unit);
+}
+UNIT_KERNELS(query_scale, QueryScaleArguments, query_scale_unit, 8)
 
 INLINE void rope_write(const RopeArguments *a, int unit, Fp8Writer *writer) {
     UnitPlace place = place_in(a->tiling, unit);
@@ -96,6 +116,23 @@ ROPE_KERNELS(rope_neighbours, 2)
 
 LAUNCHERS(rope, RopeArguments, rope_8, rope_1, rope_fp8_8, rope_fp8_1)
 LAUNCHERS(rope_neighbours, RopeArguments, rope_neighbours_8, rope_neighbours_2, rope_neighbours_fp8_8, rope_neighbours_fp8_2)
+
+TILED_LAUNCHER(query_scale, QueryScaleArguments, 8)
+
+GPU_OP(query_scale) {
+    const QueryScaleAttributes *attributes = call->attributes;
+    int64_t rows = call->in_shape[QUERY_SCALE_X][0], columns = call->in_shape[QUERY_SCALE_X][1], scaled = attributes->columns;
+    bool in_place = call->in[QUERY_SCALE_X] == call->out[QUERY_SCALE_Y];
+    QueryScaleArguments arguments = {.x = call->in[QUERY_SCALE_X],
+        .positions = call->in[QUERY_SCALE_POSITIONS],
+        .y = call->out[QUERY_SCALE_Y],
+        .columns = columns,
+        .scaled = scaled,
+        .period = attributes->scale.period,
+        .beta = attributes->scale.beta * M_LN2,
+        .tiling = tile_units(rows, in_place ? scaled : columns, columns % 8 || scaled % 8 ? 1 : 8)};
+    launch_query_scale(call->device, &arguments);
+}
 
 GPU_OP(rope_table) {
     const RopeSpec *spec = call->attributes;

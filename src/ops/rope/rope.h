@@ -1,5 +1,5 @@
-/* Rotary position embedding: builders, attributes and operands of ops rope_table and rope, and the frequency formula
- * that both back ends use. */
+/* Rotary position embedding: builders, attributes and operands of ops rope_table, rope and query_scale, and the
+ * frequency formula that both back ends use. */
 #pragma once
 
 #include <math.h>
@@ -40,6 +40,15 @@ TensorId op_rope_table(Graph *graph, const RopeSpec *spec);
 /* Rotates the first `dimensions` channels of every query and key head; values are copied. */
 TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table, const Heads *heads, RopePairs pairs);
 
+/* A temperature of attention that grows with a query's position (Llama 4): queries are multiplied by
+ * 1 + beta ln(1 + floor(position / period)). */
+typedef struct QueryScale {
+    double beta;
+    int64_t period;
+} QueryScale;
+/* Scales the queries of packed qkv; keys and values are copied. */
+TensorId op_query_scale(Graph *graph, TensorId qkv, TensorId positions, const Heads *heads, const QueryScale *scale);
+
 /* -> table CONSTANT WIDE [positions, dimensions] */
 enum { ROPE_TABLE_OUT };
 
@@ -53,6 +62,14 @@ typedef struct RopeAttributes {
     double sign; /* of the angle: 1 in the forward pass, -1 in the backward pass */
     RopePairs pairs;
 } RopeAttributes;
+
+/* x COMPUTE [R, heads_columns], positions int32 [R] -> y like x. The gradient is the same operation. */
+enum { QUERY_SCALE_X, QUERY_SCALE_POSITIONS };
+enum { QUERY_SCALE_Y };
+typedef struct QueryScaleAttributes {
+    QueryScale scale;
+    int64_t columns; /* of the queries */
+} QueryScaleAttributes;
 
 /* -- Frequencies, for both back ends ------------------------------------------------------------------------------- */
 

@@ -44,6 +44,23 @@ static void rope_gradient(Graph *graph, const Node *node, const TensorId *d_out,
     d_in[ROPE_X] = append_rope(graph, d_out[ROPE_Y], node->in[ROPE_POSITIONS], node->in[ROPE_TABLE], &attributes);
 }
 
+static TensorId append_query_scale(Graph *graph, TensorId x, TensorId positions, const QueryScaleAttributes *attributes) {
+    TensorId y = graph_activation_like(graph, TYPE_COMPUTE, x, "scaled_queries");
+    graph_node(graph, OP_query_scale, (Inputs){[QUERY_SCALE_X] = x, [QUERY_SCALE_POSITIONS] = positions}, (Outputs){[QUERY_SCALE_Y] = y},
+        attributes, sizeof *attributes);
+    return y;
+}
+
+TensorId op_query_scale(Graph *graph, TensorId qkv, TensorId positions, const Heads *heads, const QueryScale *scale) {
+    assert(graph_get(graph, qkv)->type == TYPE_COMPUTE && graph_columns(graph, qkv) == heads_columns(heads));
+    assert(graph_elements(graph, positions) == graph_rows(graph, qkv) && scale->period > 0);
+    return append_query_scale(graph, qkv, positions, &(QueryScaleAttributes){.scale = *scale, .columns = heads_query_columns(heads)});
+}
+
+static void query_scale_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    d_in[QUERY_SCALE_X] = append_query_scale(graph, d_out[QUERY_SCALE_Y], node->in[QUERY_SCALE_POSITIONS], node->attributes);
+}
+
 static double angles(const Graph *graph, const Node *node) {
     return (double)graph_rows(graph, node->in[ROPE_X]) * graph_columns(graph, node->in[ROPE_TABLE]);
 }
@@ -71,3 +88,5 @@ const Op op_rule_rope = {.name = "rope",
     .gradient = rope_gradient,
     .flops = rope_flops,
     .bytes = rope_bytes};
+const Op op_rule_query_scale = {
+    .name = "query_scale", .class = OP_CLASS_ATTENTION, .in_place = OPERAND(QUERY_SCALE_X), .gradient = query_scale_gradient};
