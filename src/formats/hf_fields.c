@@ -22,9 +22,10 @@
 /* Weights that are quantized: in FP8 (hf_fp8.c), in MXFP4 (hf_mxfp4.c), or by another program. */
 static void read_quantization(HfFieldReader *r, const char *name, const json_t *value) {
     const char *method = json_string_value(json_object_get(value, "quant_method"));
-    if (!value || json_is_null(value) || (method && r->class->reads_mxfp4 && !strcmp(method, "mxfp4"))) return;
+    if (!value || json_is_null(value) || hf_fp8_reads(value) || (method && r->class->reads_mxfp4 && !strcmp(method, "mxfp4"))) return;
     hf_refuse(r, name,
-        "says that the weights are quantized (%.32s), but smelt reads only F32, BF16 and F16: use the original model; for a run, smelt "
+        "says that the weights are quantized (%.32s), but smelt reads only F32, BF16, F16, and FP8 in blocks of 128 x 128 (quant_method "
+        "fp8): use the original model; for a run, smelt "
         "convert with dtype=same writes one",
         method && name_is_plain(method) ? method : "no quant_method");
 }

@@ -1,16 +1,23 @@
-/* Hugging Face folders in FP8, in the layout that vLLM and transformers both read:
+/* Hugging Face folders in FP8. smelt writes the layout that vLLM and transformers both read:
  * compressed-tensors' "float-quantized". The matrix NAME.weight [out, in] of a linear layer is
  * stored as OCP e4m3 values, with NAME.weight_scale [out, 1] in fp32. An element is its
  * quantized value times the scale of its row. Scales are powers of two, so they are exact in
  * bf16 too. The quantized values equal those of recipe `row` (ops/fp8/rule.c) for the same
- * weights. Owns nothing. */
+ * weights.
+ *
+ * smelt reads DeepSeek-V3's layout (arXiv 2412.19437, section 3.3.2): a matrix NAME [rows, columns] in
+ * e4m3, and NAME_scale_inv [rows / 128, columns / 128], rounded up, by which the elements of a block
+ * are multiplied. Owns nothing. */
 #include <math.h>
+#include <string.h>
 
 #include "base/bf16.h"
+#include "base/element.h"
 #include "base/float8.h"
 #include "base/memory.h"
 #include "formats/hf_internal.h"
 
+enum { BLOCK_SIDE = 128 };
 enum { UNIT = 16 }; /* sizes of matrices must be a multiple of this, as fp8 matrix units need */
 
 bool hf_check_fp8(const ModelConfig *c, Error *error) {
@@ -74,5 +81,28 @@ void hf_fp8_cast(const float *values, int64_t rows, int64_t columns, bool half, 
             float x = half ? bf16_to_float(bf16_from_float(row[i])) : row[i];
             quantized[r * columns + i] = fp8_from_float(x * m, format);
         }
+    }
+}
+
+/* -- Reading ------------------------------------------------------------------------------------------------------- */
+
+int64_t hf_fp8_blocks(int64_t size) { return (size + BLOCK_SIDE - 1) / BLOCK_SIDE; }
+
+bool hf_fp8_reads(const json_t *quantization) {
+    const char *method = json_string_value(json_object_get(quantization, "quant_method"));
+    const char *format = json_string_value(json_object_get(quantization, "fmt"));
+    json_auto_t *block = json_pack("[i, i]", BLOCK_SIDE, BLOCK_SIDE);
+    return method && !strcmp(method, "fp8") && (!format || !strcmp(format, "e4m3")) &&
+           json_equal(json_object_get(quantization, "weight_block_size"), block);
+}
+
+void hf_fp8_read(size_t to, void *target, const HfTensor *item, const uint8_t *values, const float *scales) {
+    const Fp8Format format = fp8_format(FP8_E4M3, false);
+    const int64_t rows = hf_rows(item), columns = hf_columns(item), wide = hf_fp8_blocks(columns), high = hf_fp8_blocks(rows);
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < item->count / columns; r++) {
+        const float *scale = scales + (r / rows * high + r % rows / BLOCK_SIDE) * wide;
+        for (int64_t c = 0; c < columns; c++)
+            element_set(to, target, r * columns + c, fp8_to_float(values[r * columns + c], format) * scale[c / BLOCK_SIDE]);
     }
 }

@@ -108,6 +108,13 @@ HfTensorList hf_fp8_tensors(const HfTensorList *list, const Graph *graph);
  * NaN. */
 void hf_fp8_cast(const float *values, int64_t rows, int64_t columns, bool half, uint8_t *quantized, float *scales);
 
+/* Returns whether smelt reads folders with this quantization_config. */
+bool hf_fp8_reads(const json_t *quantization);
+/* Returns the number of blocks in `size` rows or columns. */
+int64_t hf_fp8_blocks(int64_t size);
+/* Dequantizes an item, a matrix or a stack of matrices, to elements of `to` bytes. */
+void hf_fp8_read(size_t to, void *target, const HfTensor *item, const uint8_t *values, const float *scales);
+
 /* -- GGUF files (gguf_config.c) ------------------------------------------------------------------------------------- */
 
 /* hf_read for a GGUF file: `content` is a config.json with only the tokens and the type that its

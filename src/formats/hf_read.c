@@ -61,6 +61,7 @@ struct HfReader {
     const Graph *graph;
     HfTensorList list;     /* items to read, in parameter order */
     WeightEntry **entries; /* the entry of each item */
+    WeightEntry **scales;  /* of each item in FP8 (hf_fp8.c); NULL for others */
     int *first;            /* the first item of each parameter, followed by the end */
     double scale;          /* factor of the logits, applied to parameter `scaled` */
     const char *scaled;
@@ -302,7 +303,7 @@ static int64_t stored_elements(const HfTensor *wanted) {
     return elements;
 }
 
-static bool check_wanted_tensor(const WeightEntry *entry, const HfTensor *wanted, Error *error) {
+static bool check_wanted_tensor(const WeightEntry *entry, const HfTensor *wanted, bool in_fp8, Error *error) {
     const StoredTensor *tensor = entry->tensor;
     char stored[128], expected[128];
     bool quantized = wanted->form != HF_NUMBERS;
@@ -312,7 +313,7 @@ static bool check_wanted_tensor(const WeightEntry *entry, const HfTensor *wanted
     if (wanted->form == HF_FP4 && stored_elements(wanted) * 2 != wanted->count)
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is in MXFP4, but the rows of its matrices are not multiples of 32 columns",
             entry->path, tensor->name);
-    if (!quantized && tensor->type != STORED_F32 && tensor->type != STORED_BF16 && tensor->type != STORED_F16)
+    if (!quantized && !in_fp8 && tensor->type != STORED_F32 && tensor->type != STORED_BF16 && tensor->type != STORED_F16)
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has type %s, but weights must be F32, BF16 or F16", entry->path,
             tensor->name, stored_type_name(tensor->type));
     if (tensor->rank == wanted->rank && !memcmp(tensor->shape, wanted->shape, wanted->rank * sizeof *wanted->shape)) return true;
@@ -322,17 +323,37 @@ static bool check_wanted_tensor(const WeightEntry *entry, const HfTensor *wanted
         entry->type ? "the file's keys require" : "config.json requires", expected);
 }
 
+/* Finds the scales of a tensor in FP8; *scales is NULL for other tensors. */
+static bool match_scales(const Folder *folder, const WeightEntry *entry, const HfTensor *wanted, WeightEntry **scales, Error *error) {
+    *scales = NULL;
+    if (entry->type || wanted->form != HF_NUMBERS || entry->tensor->type != STORED_F8_E4M3) return true;
+    SCOPED_FREE char *name = memory_format("%s_scale_inv", wanted->name);
+    HfTensor grid = *wanted;
+    grid.name = name;
+    if (!(*scales = find_tensor_file(folder, name)))
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s: tensor %s is in FP8, but its scales, %s, are missing", entry->path, wanted->name, name);
+    if (wanted->rank < 2 || hf_is_rearranged(wanted))
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s: tensor %s is in FP8, which smelt reads only for matrices [out, in]", entry->path, wanted->name);
+    for (int i = wanted->rank - 2; i < wanted->rank; i++) grid.shape[i] = hf_fp8_blocks(wanted->shape[i]);
+    (*scales)->used = true;
+    return check_wanted_tensor(*scales, &grid, false, error);
+}
+
 /* Finds and checks the tensor of every item of the list. */
 static bool match_tensors(HfReader *reader, const char *name, Error *error) {
     Folder *folder = &reader->folder;
     reader->entries = memory_allocate((reader->list.count + 1) * sizeof *reader->entries);
+    reader->scales = memory_allocate((reader->list.count + 1) * sizeof *reader->scales);
     for (size_t i = 0; i < reader->list.count; i++) {
         const HfTensor *wanted = &reader->list.items[i];
         WeightEntry *entry = reader->entries[i] = find_tensor_file(folder, wanted->name);
         if (!entry)
             return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is missing, but %s it", folder->count == 1 ? folder->paths[0] : name,
                 wanted->name, folder->gguf_tensors ? "the file's keys require" : "config.json requires");
-        if (!check_wanted_tensor(entry, wanted, error)) return false;
+        if (!match_scales(folder, entry, wanted, &reader->scales[i], error)) return false;
+        if (!check_wanted_tensor(entry, wanted, reader->scales[i], error)) return false;
         entry->used = true;
     }
     return true;
@@ -475,6 +496,7 @@ void hf_reader_close(HfReader *reader) {
     hf_tensors_free(&reader->list);
     folder_close(&reader->folder);
     free(reader->entries);
+    free(reader->scales);
     free(reader->first);
     free(reader);
 }
@@ -488,6 +510,13 @@ static void drop_tensor_pages(const WeightEntry *entry, const HfTensor *item) {
     if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 
+static void convert_fp8(size_t to, void *target, const StoredTensor *values, const StoredTensor *stored, const HfTensor *item) {
+    int64_t count = hf_fp8_blocks(hf_rows(item)) * hf_fp8_blocks(hf_columns(item)) * (item->count / (hf_rows(item) * hf_columns(item)));
+    SCOPED_FREE float *scales = memory_allocate((size_t)count * sizeof *scales);
+    hf_convert(sizeof *scales, scales, stored->type, stored->data, count);
+    hf_fp8_read(to, target, item, values->data, scales);
+}
+
 /* Converts a parameter to elements of `to` bytes (base/element.h). */
 static void read_parameter_values(const HfReader *reader, int parameter, size_t to, void *values) {
     for (int i = reader->first[parameter]; i < reader->first[parameter + 1]; i++) {
@@ -498,6 +527,7 @@ static void read_parameter_values(const HfReader *reader, int parameter, size_t 
         if (item->form == HF_FP4) hf_read_mxfp4(to, target, item, tensor->data, reader->entries[i + 1]->tensor->data);
         else if (item->form == HF_FP4_SCALES) continue; /* read with the values */
         else if (entry->type) convert_blocks(to, target, entry, item);
+        else if (reader->scales[i]) convert_fp8(to, target, entry->tensor, reader->scales[i]->tensor, item);
         else if (hf_is_rearranged(item)) convert_rearranged(to, target, tensor->type, tensor->data, item);
         else hf_convert(to, target, tensor->type, tensor->data, item->count);
         drop_tensor_pages(entry, item);
@@ -525,6 +555,7 @@ static int find_item(const HfReader *reader, const HfTensor *wanted) {
     if (reader->folder.gguf_tensors || is_scaled(reader, wanted->parameter)) return -1;
     for (int i = reader->first[wanted->parameter]; i < reader->first[wanted->parameter + 1]; i++) {
         const HfTensor *item = &reader->list.items[i];
+        if (reader->scales[i]) continue;
         bool same_order = item->transposed == wanted->transposed && item->paired == wanted->paired && item->form == wanted->form;
         if (item->first == wanted->first && item->count == wanted->count && same_order) return i;
     }
@@ -539,7 +570,8 @@ const StoredTensor *hf_reader_stored(const HfReader *reader, const HfTensor *wan
 StoredType hf_reader_type(const HfReader *reader, int parameter) {
     int item = reader->first[parameter];
     if (item >= reader->first[parameter + 1]) return STORED_F32;
-    return reader->list.items[item].form == HF_FP4 ? STORED_BF16 : reader->entries[item]->tensor->type; /* bf16 holds MXFP4's numbers */
+    bool quantized = reader->list.items[item].form == HF_FP4 || reader->scales[item];
+    return quantized ? STORED_BF16 : reader->entries[item]->tensor->type; /* transformers also dequantizes to bf16 */
 }
 
 void hf_reader_done(const HfReader *reader, const HfTensor *wanted) {

@@ -324,6 +324,34 @@ static void experts_in_mxfp4_are_dequantized(void **state) {
     fixture_stop(&f);
 }
 
+static void a_matrix_in_fp8_needs_its_scales(void **state) {
+    (void)state;
+    enum { SIDE = 32, ONE_IN_E4M3 = 0x38 };
+    static const char name[] = "model.layers.0.self_attn.q_proj.weight", scales[] = "model.layers.0.self_attn.q_proj.weight_scale_inv";
+    static const float scale[] = {0.5f, 2};
+    uint8_t values[SIDE * SIDE];
+    Fixture f;
+    start(&f, llama);
+    memset(values, ONE_IN_E4M3, sizeof values);
+    for (int pass = 0; pass < 3; pass++) {
+        Edit edit;
+        edit_open(&f, &edit);
+        StoredTensor *matrix = edit_find(&edit, name);
+        matrix->type = STORED_F8_E4M3, matrix->data = values;
+        if (pass == 1)
+            edit.tensors[edit.count++] = (StoredTensor){.name = scales, .type = STORED_F32, .rank = 2, .shape = {1, 2}, .data = scale};
+        if (pass == 2) edit_find(&edit, scales)->shape[1] = 1;
+        edit_write(&f, &edit);
+        if (pass < 2)
+            assert_load_refused(&f, "model.safetensors", pass ? "weight_scale_inv has shape [1, 2]" : "FP8 weight_scale_inv missing");
+    }
+    SCOPED_FREE float *master = load_good(&f);
+    int query = find_parameter(f.model.graph, name);
+    const float *read = parameter_in(&f.model.graph->parameters[query], master);
+    for (int i = 0; i < SIDE * SIDE; i++) assert_true(read[i] == 0.5f);
+    fixture_stop(&f);
+}
+
 /* Blocks whose largest number is 7.9, above e2m1's 6, times 1 and 2^-9. Numbers between two others go to the even one. */
 static void numbers_round_to_the_nearest_of_mxfp4(void **state) {
     (void)state;
@@ -483,7 +511,7 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {llama, "rope_scaling", "{\"rope_type\": \"llama3\", \"factor\": 4}", "low_freq_factor is missing"},
         {llama, "rope_scaling", "[1]", "rope_scaling is not an object"},
         {llama, "quantization_config", "{}",
-            "quantization_config says that weights are quantized (no quant_method), smelt F32, BF16 and F16"},
+            "quantization_config says that weights are quantized (no quant_method), smelt F32, BF16, F16, and FP8"},
         {qwen2, "layer_types", "[\"sliding_attention\"]", "layer_types \"sliding_attention\""},
         {mpt, "attn_config", "{\"alibi\": false}", "alibi is false"},
         {mpt, "attn_config", "{\"attn_type\": \"multiquery_attention\", \"prefix_lm\": true}", "prefix_lm is true"},
@@ -519,6 +547,9 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {olmo3, "rope_parameters", "{\"full_attention\": {}, \"sliding_attention\": {\"rope_type\": \"linear\", \"factor\": 2}}",
             "rope_parameters scales RoPE sliding_attention"},
         {gpt_oss, "sliding_window", "null", "sliding_window is null"},
+        {llama, "quantization_config", "{\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128]}", ""},
+        {llama, "quantization_config", "{\"quant_method\": \"fp8\", \"weight_block_size\": [64, 128]}",
+            "quantization_config (fp8) 128 x 128"},
         {gpt_oss, "quantization_config", "{\"quant_method\": \"fp8\"}", "quantization_config weights are quantized (fp8)"},
         {gemma2, "final_logit_softcapping", "30", "final_logit_softcapping is not a positive real number"},
         {gemma2, "attn_logit_softcapping", "0.0", "attn_logit_softcapping is not a positive real number"},
@@ -540,6 +571,8 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {glm4_moe, "n_group", "3", "n_group model.expert_groups=3 model.experts=4"},
         {minimax_m2, "output_router_logits", "true", "output_router_logits is true"},
         {minimax_m2, "rotary_dim", "5", "partial_rotary_factor rotates 5 of 12 channels"},
+        {ministral3, "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 4}", "llama_4_scaling_beta is missing"},
+        {ministral3, "rope_scaling", "{\"rope_type\": \"linear\", \"factor\": 4, \"llama_4_scaling_beta\": 0.1}", "rope_type is linear"},
         {qwen3_moe, "use_sliding_window", "1", "use_sliding_window is not true or false"},
         {zaya, "layer_types", "[\"hybrid\", \"hybrid_sliding\"]", "sliding_window is missing"},
         {zaya, "layer_types", "[\"hybrid\"]", "layer_types num_hidden_layers"},
@@ -571,8 +604,6 @@ static void a_file_that_is_not_json_is_named_with_its_line(void **state) {
     (void)state;
     const char *const contents[] = {"", "{\"hidden_size\": 4,\n}", "[1", "\xff", "7"};
     for (size_t i = 0; i < sizeof contents / sizeof *contents; i++) {
-        {ministral3, "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 4}", "llama_4_scaling_beta is missing"},
-        {ministral3, "rope_scaling", "{\"rope_type\": \"linear\", \"factor\": 4, \"llama_4_scaling_beta\": 0.1}", "rope_type is linear"},
         Fixture f;
         HfModel model;
         Error error = {0};
@@ -1183,6 +1214,7 @@ int main(void) {
         cmocka_unit_test(stacked_experts_are_read_and_written_one_by_one),
         cmocka_unit_test(experts_in_mxfp4_are_dequantized),
         cmocka_unit_test(numbers_round_to_the_nearest_of_mxfp4),
+        cmocka_unit_test(a_matrix_in_fp8_needs_its_scales),
         cmocka_unit_test(a_copy_of_a_folder_keeps_every_field),
         cmocka_unit_test(fields_that_nobody_knows_are_warned_of_by_name),
         cmocka_unit_test(fields_that_files_leave_out_have_the_defaults_of_their_class),

@@ -7,11 +7,12 @@ last are read and all but the first are targets; logits; the loss; gradient/NAME
 and with Muon (hidden matrices; AdamW for the rest). Decay is for matrices; routers' balancing biases stay as they are. Muon
 orthogonalises in float32 here, which its module calls bfloat16.
 """
+import json
 import os
 import sys
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -60,9 +61,9 @@ FAMILIES = {
     "glm4_moe_lite": dict(model_type="glm4_moe_lite", num_key_value_heads=4, intermediate_size=40, moe_intermediate_size=12, n_routed_experts=6,
                           num_experts_per_tok=2, q_lora_rank=12, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=6,
                           rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale_all_dim=0.7)),
-    "mpt": dict(model_type="mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, attn_config=dict(alibi=True, clip_qkv=2.0, softmax_scale=0.3)),
     "ministral3": dict(model_type="ministral3", intermediate_size=40, head_dim=12, sliding_window=9, rope_parameters=dict(
         rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)),
+    "mpt": dict(model_type="mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, attn_config=dict(alibi=True, clip_qkv=2.0, softmax_scale=0.3)),
     "gpt2": dict(model_type="gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
     "zaya-window": dict(model_type="zaya", head_dim=8, moe_intermediate_size=20, num_experts=3, router_hidden_size=12, sliding_window=6,
                         layer_types=["hybrid", "hybrid_sliding"],
@@ -72,6 +73,8 @@ FAMILIES = {
                     rope_parameters=dict(rope_type="yarn", rope_theta=1.5e5, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=16)),
     "mixtral": dict(model_type="mixtral", intermediate_size=20, num_local_experts=3, num_experts_per_tok=2),
 }
+QUANTIZED = {"qwen3_moe-fp8": dict(model_type="qwen3_moe", hidden_size=256, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                                   moe_intermediate_size=16, num_experts=2, num_experts_per_tok=1)}
 
 
 def randomise(model):
@@ -171,10 +174,39 @@ def write(name, settings):
           f"Muon {expected['muon_losses'][-1]:.5f}")
 
 
+def quantize(name, tensors):
+    """DeepSeek's layout of FP8, in which the matrices of linear layers have a scale for each block of 128 x 128."""
+    for key in [key for key in tensors if key.endswith("proj.weight")]:
+        rows, columns = tensors[key].shape
+        blocks = tensors[key].reshape(-(-rows // 128), min(rows, 128), -(-columns // 128), min(columns, 128))
+        scales = blocks.abs().amax(dim=(1, 3)) / 448
+        tensors[key] = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn).reshape(rows, columns)
+        tensors[key + "_scale_inv"] = scales
+    return tensors
+
+
+def write_fp8(name, settings):
+    folder = os.path.join(HERE, name)
+    build(settings).save_pretrained(folder)
+    os.remove(os.path.join(folder, "generation_config.json"))
+    weights, path = os.path.join(folder, "model.safetensors"), os.path.join(folder, "config.json")
+    save_file(quantize(name, load_file(weights)), weights, metadata={"format": "pt"})
+    with open(path) as file:
+        config = json.load(file)
+    with open(path, "w") as file:
+        json.dump(config | {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}, file, indent=2)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")  # dequantizes without a GPU
+    tokens = torch.randint(0, COMMON["vocab_size"], (SEQUENCES, LENGTH + 1))
+    save_file({"tokens": tokens.int(), "logits": model(tokens[:, :-1], use_cache=False).logits.detach().flatten(0, 1)}, os.path.join(folder, "expected.safetensors"))
+
+
 def main():
     bfloat16, torch.bfloat16 = torch.bfloat16, torch.float32
-    for name in sys.argv[1:] or FAMILIES:
-        write(name, FAMILIES[name])
+    for name in sys.argv[1:] or [*FAMILIES, *QUANTIZED]:
+        if name in QUANTIZED:
+            write_fp8(name, QUANTIZED[name])
+        else:
+            write(name, FAMILIES[name])
     torch.bfloat16 = bfloat16
 
 

@@ -26,24 +26,31 @@ static const char *const families[] = {"zaya", "zaya-window", "llama", "mistral"
 enum { FAMILIES = sizeof families / sizeof *families };
 
 /* Two programs sum the same numbers in other orders: a few units of 1e-7 of logits below 10. */
+static void check_logits(const char *folder) {
+    Golden g;
+    golden_start(&g, folder, PRECISION_FP32, MODEL_LOGITS, NULL);
+    executor_run(g.program.executor);
+    const float *logits = executor_tensor(g.program.executor, g.program.model.logits);
+    const StoredTensor *expected = golden_expect(&g, "logits");
+    assert_int_equal(expected->shape[0], g.program.model.sequences * g.program.model.length);
+    assert_int_equal(expected->shape[1], g.config.model.vocabulary);
+    double worst = 0, largest = 0;
+    for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) {
+        worst = fmax(worst, fabs(logits[i] - golden_value(expected, i)));
+        largest = fmax(largest, fabs(logits[i]));
+    }
+    if (!(worst < 2e-5) || !(largest > 0.5)) fail_msg("%s: logits differ by %g, the largest is %g", g.folder, worst, largest);
+    golden_stop(&g);
+}
+
 static void logits_are_those_of_transformers(void **state) {
     (void)state;
-    for (int f = 0; f < FAMILIES; f++) {
-        Golden g;
-        golden_start(&g, families[f], PRECISION_FP32, MODEL_LOGITS, NULL);
-        executor_run(g.program.executor);
-        const float *logits = executor_tensor(g.program.executor, g.program.model.logits);
-        const StoredTensor *expected = golden_expect(&g, "logits");
-        assert_int_equal(expected->shape[0], g.program.model.sequences * g.program.model.length);
-        assert_int_equal(expected->shape[1], g.config.model.vocabulary);
-        double worst = 0, largest = 0;
-        for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) {
-            worst = fmax(worst, fabs(logits[i] - golden_value(expected, i)));
-            largest = fmax(largest, fabs(logits[i]));
-        }
-        if (!(worst < 2e-5) || !(largest > 0.5)) fail_msg("%s: logits differ by %g, the largest is %g", g.folder, worst, largest);
-        golden_stop(&g);
-    }
+    for (int f = 0; f < FAMILIES; f++) check_logits(families[f]);
+}
+
+static void a_folder_in_fp8_has_the_logits_of_transformers(void **state) {
+    (void)state;
+    check_logits("qwen3_moe-fp8");
 }
 
 /* Such a program reads matrices in bf16 and vectors in fp32, and is given nothing else. */
@@ -180,6 +187,7 @@ static void ten_steps_of_muon_have_the_losses_of_pytorch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_transformers),
+        cmocka_unit_test(a_folder_in_fp8_has_the_logits_of_transformers),
         EACH_ISA(cmocka_unit_test(a_program_without_gradients_has_the_weights_of_one_that_trains)),
         cmocka_unit_test(a_large_folder_takes_two_bytes_a_parameter_to_generate_from),
         cmocka_unit_test(logits_in_bf16_point_the_same_way),
