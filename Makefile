@@ -101,7 +101,10 @@ $(BUILD)/%.o: src/%.c
 $(BUILD)/app/example.o: $(wildcard configs/*) tools/encode-images.py
 $(BUILD)/rl/reward_program.o: src/rl/reward_shim.py
 $(BUILD)/rl/reward_code.o: src/rl/reward_driver.py
-$(BUILD)/report/page_files.o: src/report/page.css src/report/watch.js
+$(BUILD)/report/page_files.o: src/report/page.css src/report/page.js src/report/watch.js
+# A page in a file runs the script with this hash alone.
+$(BUILD)/report/report.o: OWN_FLAGS = -DPAGE_SCRIPT_HASH='"$(shell sha256sum <src/report/page.js | cut -c1-64 | tr a-f A-F | basenc -d --base16 | base64)"'
+$(BUILD)/report/report.o: src/report/page.js
 
 # The same random numbers by any instruction set.
 $(BUILD)/base/rng.o: OWN_FLAGS := -O3 -ffp-contract=off -fno-math-errno
@@ -242,7 +245,8 @@ test-browser: packages ## the live page, the report and the page of serve in hea
 	@tools/install-packages.sh $(BROWSER_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
 	@tests/browser/watch.sh $(BUILD)/smelt
-	@python3 tests/browser/serve.py $(BUILD)/smelt
+	@PYTHONDONTWRITEBYTECODE=1 python3 tests/browser/report.py $(BUILD)/smelt
+	@PYTHONDONTWRITEBYTECODE=1 python3 tests/browser/serve.py $(BUILD)/smelt
 
 screenshots: packages ## make the pictures of docs/screenshots anew
 	@tools/install-packages.sh $(BROWSER_PACKAGES) tmux aha pngquant fonts-dejavu-core fonts-freefont-ttf

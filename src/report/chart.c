@@ -142,7 +142,8 @@ static void print_labels(const Chart *chart, const Axis *axis, const char *side)
 
 void chart_begin(const Chart *chart, const char *label, const char *size) {
     FILE *out = chart->out;
-    fprintf(out, "<div class=\"chart %s\"><p class=\"ytitle\">%s</p>", size, chart->y_title);
+    fprintf(out, "<div class=\"chart %s\" data-series=\"%s\" data-low=\"%g\" data-high=\"%g\" data-log=\"%d\"><p class=\"ytitle\">%s</p>",
+        size, chart->series, chart->y.low, chart->y.high, chart->y.logarithmic, chart->y_title);
     print_labels(chart, &chart->y, "top");
     fprintf(out, "<svg viewBox=\"0 0 %d %d\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"", WIDTH, HEIGHT);
     chart_escape(out, label);
@@ -217,11 +218,4 @@ void chart_stroke(const Chart *chart, const char *style, double x, double from, 
         chart->out, "<path class=\"stroke %s\" d=\"M%.1f %.1fV%.1f\">", style, chart_x(chart, x), HEIGHT * (1 - from), HEIGHT * (1 - to));
     print_title(chart, title);
     fputs("</path>\n", chart->out);
-}
-
-void chart_stripe(const Chart *chart, double from, double to, const char *title) {
-    double left = chart_x(chart, from), right = chart_x(chart, to);
-    fprintf(chart->out, "<rect class=\"stripe\" x=\"%.1f\" width=\"%.1f\" height=\"%d\">", left, right - left, HEIGHT);
-    print_title(chart, title);
-    fputs("</rect>\n", chart->out);
 }

@@ -33,6 +33,7 @@ typedef struct Chart {
     FILE *out;
     Axis x, y;
     const char *x_title, *y_title; /* with the unit */
+    const char *series;            /* of the numbers from which page.js draws it again */
 } Chart;
 
 /* `label` describes the drawing for readers who cannot see it; `size` is a CSS class. */
@@ -47,5 +48,3 @@ void chart_band(const Chart *chart, const char *style, const double *x, const do
 void chart_dot(const Chart *chart, const char *style, double x, double y, const char *title);
 /* Draws a vertical stroke; `from` and `to` are fractions of the height, from the bottom. */
 void chart_stroke(const Chart *chart, const char *style, double x, double from, double to, const char *title);
-/* Draws an invisible stripe that shows `title` under the pointer. */
-void chart_stripe(const Chart *chart, double from, double to, const char *title);

@@ -55,9 +55,9 @@ static void table_end(const Page *page) { fputs("</tbody></table>\n", page->out)
 void page_run_names(const Page *page) {
     fputs("<div class=\"legend\">", page->out);
     for (int i = 0; i < page->count; i++) {
-        fprintf(page->out, "<span><i class=\"k-c%d\"></i>", i);
+        fprintf(page->out, "<label data-shown=\"%d\"><i class=\"k-c%d\"></i>", i, i);
         chart_escape(page->out, page->views[i].name);
-        fputs("</span>", page->out);
+        fputs("</label>", page->out);
     }
     fputs("</div>\n", page->out);
 }

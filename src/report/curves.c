@@ -3,13 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "report/page_internal.h"
 
-enum { TICKS_X = 8, TICKS_Y = 8, STRIPES = 160, SMOOTHED_FROM = 30 /* points; fewer points need no smoothing */ };
+enum { TICKS_X = 8, TICKS_Y = 8, SMOOTHED_FROM = 30 /* points; fewer points need no smoothing */ };
 
 const Curve curve_loss = {SERIES_LOSS, "Loss", "loss", "loss (nats per token)", 4, false, true, true};
 
@@ -44,11 +43,14 @@ static double point_x(const Plot *plot, const Point *point) {
 
 static void line_make(const Plot *plot, const History *history, Line *line) {
     enum { SMOOTHED_PARTS = 100 };
-    line->count = history->thin.count;
+    Point points[LINE_POINTS];
+    line->count = history_thinned(history, LINE_POINTS, points);
+    line->merged = (int64_t)line->count < history->steps;
     line->smoothed = plot->curve->smoothed && line->count >= SMOOTHED_FROM;
     for (size_t i = 0; i < line->count; i++) {
-        const StepSpan *span = &history->points[i].series[plot->curve->series];
-        double x = point_x(plot, &history->points[i]);
+        const StepSpan *span = &points[i].series[plot->curve->series];
+        double x = point_x(plot, &points[i]);
+        line->first[i] = points[i].first;
         bool known = span->count > 0 && isfinite(x);
         line->x[i] = isfinite(x) ? x : 0;
         line->means[i] = known ? span_mean(span) : NAN;
@@ -89,7 +91,7 @@ static void add_ranges(const Plot *plot, const History *history, const Line *lin
     for (size_t i = 0; plot->curve->series == SERIES_LOSS && i < history->evaluations.thin.count; i++) {
         const Mark *mark = &history->evaluations.items[i];
         range_grow(whole, mark->value);
-        if (early == 0 || mark->step >= history->points[early].first) range_grow(late, mark->value);
+        if (early == 0 || mark->step >= line->first[early]) range_grow(late, mark->value);
     }
 }
 
@@ -146,57 +148,19 @@ Plot plot_make(const Page *page, const Curve *curve) {
     Plot plot = {.page = page, .curve = curve, .tokens = counts_tokens(page)};
     plot.lines = memory_allocate((size_t)page->count * sizeof *plot.lines);
     for (int i = 0; i < page->count; i++) line_make(&plot, page->views[i].history, &plot.lines[i]);
-    plot.chart = (Chart){page->out, x_axis(&plot), y_axis(&plot), plot.tokens ? "training tokens" : "step", curve->title};
+    plot.chart = (Chart){
+        page->out, x_axis(&plot), y_axis(&plot), plot.tokens ? "training tokens" : "step", curve->title, page_series_name(curve->series)};
     return plot;
 }
 
-/* -- Events of one run --------------------------------------------------------------------------------------------- */
+/* -- Marks --------------------------------------------------------------------------------------------------------- */
 
-static void draw_starts(const Chart *chart, const History *history) {
-    int64_t oldest = history->start_count > HISTORY_STARTS ? history->start_count - HISTORY_STARTS : 0;
-    for (int64_t i = oldest; i < history->start_count; i++) {
-        const RunStart *start = &history->starts[i % HISTORY_STARTS];
-        char title[PAGE_TEXT];
-        if (start->step < history->first_step || start->last_step == start->step) continue;
-        snprintf(title, sizeof title, "process %lld started after step %lld", (long long)i + 1, (long long)start->step);
-        chart_stroke(chart, "start", (double)start->step, 0, 1, title);
-    }
-}
-
-/* Marks where the phases of a mixture begin, except the first. */
-static void draw_phases(const Plot *plot, const History *history) {
-    size_t i;
-    json_t *phase;
-    json_array_foreach(history->phases, i, phase) {
-        char title[PAGE_TEXT];
-        int64_t step = json_integer_value(json_object_get(phase, "step"));
-        if (step == 0 || step < history->first_step) continue;
-        snprintf(title, sizeof title, "phase %zu, %.40s, begins after step %lld: sequences of %lld tokens", i + 1,
-            json_string_value(json_object_get(phase, "name")), (long long)step,
-            (long long)json_integer_value(json_object_get(phase, "length")));
-        chart_stroke(&plot->chart, "phase", plot_x(plot, history, step), 0, 1, title);
-    }
-}
-
-static void draw_bad_steps(const Chart *chart, const Marks *marks, const char *what) {
-    for (size_t i = 0; i < marks->thin.count; i++) {
-        char title[PAGE_TEXT];
-        snprintf(title, sizeof title, "step %lld: %s", (long long)marks->items[i].step, what);
-        chart_stroke(chart, "bad", (double)marks->items[i].step, 0.95, 1, title);
-    }
-}
-
-static void draw_checkpoints(const Chart *chart, const Marks *marks) {
-    enum { STROKES = 100 }; /* more would touch each other */
-    for (size_t i = 0; i < marks->thin.count; i += marks->thin.count / STROKES + 1) {
-        const Mark *mark = &marks->items[i];
-        char title[PAGE_TEXT], size[32], duration[32];
-        log_format_bytes(mark->value, size);
-        log_format_duration(mark->other, duration);
-        bool known = isfinite(mark->value); /* NaN for a checkpoint whose process was killed before it wrote the record */
-        snprintf(title, sizeof title, known ? "step %lld: checkpoint, %s in %s" : "step %lld: checkpoint", (long long)mark->step, size,
-            duration);
-        chart_stroke(chart, "check", (double)mark->step, 0, 0.05, title);
+static void draw_events(const Plot *plot) {
+    SCOPED(page_events_free) PageEvents events = page_events(plot->page->views);
+    for (size_t i = 0; i < events.count; i++) {
+        const PageEvent *event = &events.items[i];
+        chart_stroke(
+            &plot->chart, event->style, plot_x(plot, plot->page->views->history, event->step), event->from, event->to, event->text);
     }
 }
 
@@ -235,71 +199,17 @@ static void draw_evaluations(const Plot *plot, const History *history, const cha
 
 /* -- Curves -------------------------------------------------------------------------------------------------------- */
 
-static void line_stripes(const Plot *plot, const History *history, const Line *line) {
-    size_t each = (line->count + STRIPES - 1) / STRIPES;
-    for (size_t i = 0; i < line->count; i += each) {
-        StepSpan span = {0};
-        size_t end = i + each < line->count ? i + each : line->count;
-        for (size_t j = i; j < end; j++) {
-            const StepSpan *more = &history->points[j].series[plot->curve->series];
-            span.sum += more->sum;
-            span.count += more->count;
-        }
-        char steps[64], value[32], title[PAGE_TEXT];
-        page_steps(history->points[i].first, history->points[end - 1].last, steps);
-        chart_number(span_mean(&span), 5, value);
-        snprintf(title, sizeof title, "%s: %s %s", steps, plot->curve->id, span.count ? value : "not finite");
-        double from = i == 0 ? line->x[0] : (line->x[i - 1] + line->x[i]) / 2;
-        double to = end == line->count ? line->x[end - 1] : (line->x[end - 1] + line->x[end]) / 2;
-        chart_stripe(&plot->chart, from, to, title);
-    }
-}
-
 static void draw_one(const Plot *plot) {
     const Line *line = plot->lines;
-    const History *history = plot->page->views->history;
     const Chart *chart = &plot->chart;
     chart_clip_begin(chart);
-    if (history->thin.stride > 1) chart_band(chart, "band", line->x, line->lows, line->highs, line->count);
-    chart_clip_end(chart);
-    line_stripes(plot, history, line);
-    chart_clip_begin(chart);
+    if (line->merged) chart_band(chart, "band", line->x, line->lows, line->highs, line->count);
     chart_curve(chart, line->smoothed ? "raw" : "train", line->x, line->means, line->count);
     if (line->smoothed) chart_curve(chart, "train", line->x, line->soft, line->count);
     chart_clip_end(chart);
 }
 
-/* Returns the mean of a run's curve in a stripe. */
-static double mean_between(const Line *line, double from, double to) {
-    double sum = 0;
-    int64_t count = 0;
-    for (size_t i = 0; i < line->count; i++) {
-        if (line->x[i] < from || line->x[i] >= to || !isfinite(line->means[i])) continue;
-        sum += line->means[i];
-        count++;
-    }
-    return count ? sum / (double)count : NAN;
-}
-
-static void compared_stripes(const Plot *plot) {
-    enum { PARTS = STRIPES / 2, NAME = 40 };
-    const Axis *axis = &plot->chart.x;
-    const double width = (axis->high - axis->low) / PARTS;
-    for (int part = 0; part < PARTS; part++) {
-        char title[REPORT_RUNS * (NAME + 48) + 64], value[32];
-        double from = axis->low + part * width;
-        chart_number(from, 4, value);
-        int used = snprintf(title, sizeof title, "from %s %s: %s", plot->tokens ? "token" : "step", value, plot->curve->id);
-        for (int i = 0; i < plot->page->count; i++) {
-            chart_number(mean_between(&plot->lines[i], from, from + width), 5, value);
-            used += snprintf(title + used, sizeof title - (size_t)used, "\n%.*s %s", NAME, plot->page->views[i].name, value);
-        }
-        chart_stripe(&plot->chart, from, from + width, title);
-    }
-}
-
 static void draw_several(const Plot *plot) {
-    compared_stripes(plot);
     chart_clip_begin(&plot->chart);
     for (int i = 0; i < plot->page->count; i++) {
         char style[16];
@@ -326,7 +236,7 @@ static void section_head(const Plot *plot, const char *name) {
 static void note_cut(const Plot *plot) {
     char value[32];
     chart_number(plot->cut, 4, value);
-    if (isfinite(plot->cut)) fprintf(plot->page->out, "<p class=\"soft\">begins at up to %s, above this axis</p>", value);
+    if (isfinite(plot->cut)) fprintf(plot->page->out, "<p class=\"soft cut\">begins at up to %s, above this axis</p>", value);
 }
 
 static void loss_legend(const Plot *plot) {
@@ -357,12 +267,8 @@ static void loss_of_one(const Plot *plot) {
     loss_legend(plot);
     fputs("</div>\n", plot->page->out);
     chart_begin(&plot->chart, "Training and validation loss over steps", "tall");
-    draw_starts(&plot->chart, history);
-    draw_phases(plot, history);
     draw_one(plot);
-    draw_checkpoints(&plot->chart, &history->checkpoints);
-    draw_bad_steps(&plot->chart, &history->skipped, "the update was skipped");
-    draw_bad_steps(&plot->chart, &history->broken, "the loss was not finite");
+    draw_events(plot);
     draw_evaluations(plot, history, "valid", "");
     chart_end(&plot->chart);
     fputs("</section>\n", plot->page->out);
@@ -386,7 +292,9 @@ static void losses_of_several(const Plot *plot) {
     if (!has_evaluations(page)) return;
     section_head(plot, "Validation loss");
     fputs("</div>\n", page->out);
-    chart_begin(&plot->chart, "Validation loss of each run", "tall");
+    Chart chart = plot->chart;
+    chart.series = "evaluations";
+    chart_begin(&chart, "Validation loss of each run", "tall");
     for (int i = 0; i < page->count; i++) {
         char style[16], name[64];
         snprintf(style, sizeof style, "c%d", i);
@@ -413,7 +321,6 @@ static void curve_section(const Page *page, const Curve *curve) {
     fputs("</div>\n", page->out);
     chart_begin(&plot.chart, curve->name, "low");
     if (page->count == 1) {
-        draw_starts(&plot.chart, page->views->history);
         draw_one(&plot);
     } else {
         draw_several(&plot);

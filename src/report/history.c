@@ -70,7 +70,18 @@ static void merge_points(void *to, const void *next) {
     const Point *more = next;
     point->last = more->last;
     point->tokens = more->tokens;
+    point->time = more->time;
     for (int i = 0; i < SERIES_COUNT; i++) span_add(&point->series[i], &more->series[i]);
+}
+
+size_t history_thinned(const History *history, size_t most, Point *points) {
+    const size_t stride = (history->thin.count + most - 1) / most;
+    size_t count = 0;
+    for (size_t i = 0; i < history->thin.count; i++) {
+        if (i % stride) merge_points(&points[count - 1], &history->points[i]);
+        else points[count++] = history->points[i];
+    }
+    return count;
 }
 
 static void merge_columns(void *to, const void *next) {
@@ -96,7 +107,7 @@ static bool add_step(History *history, int64_t step, const json_t *record) {
     if (step < 1 || (history->steps > 0 && step <= history->last_step)) return false;
     if (history->steps++ == 0) history->first_step = step;
     history->last_step = step;
-    Point point = {step, step, number(record, "tokens_seen"),
+    Point point = {step, step, number(record, "tokens_seen"), number(record, "time"),
         {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")), span_of(speed),
             span_of(number(record, "reward_margin")), span_of(number(record, "reward_accuracy"))}};
     thin_add(&history->thin, history->points, sizeof point, HISTORY_POINTS, &point, merge_points);
@@ -181,6 +192,19 @@ static bool add_start(History *history, int64_t step, json_t *record) {
     return true;
 }
 
+/* The best evaluation is a mark of its own. */
+static bool add_notice(History *history, int64_t step, const json_t *record) {
+    const char *event = json_string_value(json_object_get(record, "event")),
+               *message = json_string_value(json_object_get(record, "message"));
+    if (!event || !message) return false;
+    if (strcmp(event, "best") == 0) return true;
+    Notice *notice = &history->notices[history->notice_count++ % HISTORY_NOTICES];
+    SCOPED_FREE char *text = memory_format("%s: %s", event, message);
+    notice->step = step;
+    copy_cut(notice->text, sizeof notice->text, text);
+    return true;
+}
+
 /* A phase that begins again replaces its earlier record and removes later phases. */
 static bool add_phase_record(History *history, json_t *record) {
     size_t number = (size_t)json_integer_value(json_object_get(record, "phase"));
@@ -252,7 +276,8 @@ static bool add_record(History *history, json_t *record) {
     if (strcmp(kind, "start") == 0) return add_start(history, step, record);
     if (strcmp(kind, "phase") == 0) return add_phase_record(history, record);
     if (strcmp(kind, "mixture") == 0) return add_mixture(history, record);
-    return !strcmp(kind, "end") || !strcmp(kind, "event"); /* run_state_read reads it */
+    if (strcmp(kind, "event") == 0) return add_notice(history, step, record);
+    return strcmp(kind, "end") == 0; /* run_state_read reads it */
 }
 
 static History history_empty(char *path) {

@@ -16,6 +16,7 @@ enum {
     HISTORY_POINTS = 1000,    /* of a curve, at most */
     HISTORY_MARKS = 400,      /* evaluations, checkpoints, ... to keep, evenly spread */
     HISTORY_STARTS = 100,     /* newest process starts */
+    HISTORY_NOTICES = 100,    /* newest alarms */
     HISTORY_COLUMNS = 120,    /* of a heat-map over time */
     HISTORY_CELLS = 1 << 14,  /* layers x experts of heat-maps; larger models get none */
     HISTORY_SAMPLE = 1 << 14, /* steps for a median */
@@ -36,6 +37,7 @@ typedef struct StepSpan {
 typedef struct Point {
     int64_t first, last;
     double tokens; /* of the run up to `last`; NaN: unknown */
+    double time;   /* Unix seconds at the end of `last`; NaN: unknown */
     StepSpan series[SERIES_COUNT];
 } Point;
 
@@ -72,6 +74,12 @@ typedef struct Excerpts {
     Excerpt items[HISTORY_EXCERPTS], last; /* as in Marks */
     Thinning thin;
 } Excerpts;
+
+/* An alarm of on_event, such as a loss spike. */
+typedef struct Notice {
+    int64_t step;
+    char text[240];
+} Notice;
 
 typedef struct RunStart {
     int64_t step, last_step; /* the step after which it began; its last step */
@@ -121,7 +129,9 @@ typedef struct History {
     double step_seconds, memory_bytes; /* the sum of step times; the maximum */
     double tokens;
     RunStart starts[HISTORY_STARTS];
-    int64_t start_count;     /* total; number i is starts[i % HISTORY_STARTS] */
+    int64_t start_count; /* total; number i is starts[i % HISTORY_STARTS] */
+    Notice notices[HISTORY_NOTICES];
+    int64_t notice_count;    /* as start_count */
     int64_t restarts;        /* starts that made a step, minus one; -1: none */
     double evaluated_tokens; /* by the last evaluation; NaN: unknown */
     LoadMap load;
@@ -141,6 +151,8 @@ static inline size_t load_column_bytes(const LoadMap *map) {
 }
 static inline LoadColumn *load_column(const LoadMap *map, size_t i) { return (LoadColumn *)(map->columns + i * load_column_bytes(map)); }
 
+/* Copies the points of the curves to `points`, merged so that there are at most `most`; returns their count. */
+size_t history_thinned(const History *history, size_t most, Point *points);
 double sample_median(const Sample *sample); /* NaN if empty */
 double history_recent_loss(const History *history, int64_t *steps);
 static inline double span_mean(const StepSpan *span) { return span->count ? span->sum / (double)span->count : __builtin_nan(""); }

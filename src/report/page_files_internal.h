@@ -2,4 +2,5 @@
 #pragma once
 
 extern const char page_style[];   /* page.css */
-extern const char watch_script[]; /* watch.js, of the live page */
+extern const char page_script[];  /* page.js: charts that answer */
+extern const char watch_script[]; /* watch.js: what the live page has besides */

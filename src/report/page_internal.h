@@ -13,6 +13,7 @@ typedef struct Page {
     const RunView *views; /* [count] */
     int count;
     const RunIndex *index; /* of a page of a folder, which has no views; else NULL */
+    bool markdown;         /* figures are rows of a Markdown table */
 } Page;
 
 Page report_page(const Report *report, FILE *out);
@@ -36,12 +37,15 @@ typedef struct Curve {
     bool smoothed; /* if there are enough points */
 } Curve;
 
+enum { LINE_POINTS = 200 /* of a line without the script, which has all points (points.c) */ };
+
 /* One curve of one run. */
 typedef struct Line {
     size_t count;
-    bool smoothed;
-    double x[HISTORY_POINTS], means[HISTORY_POINTS], lows[HISTORY_POINTS], highs[HISTORY_POINTS];
-    double soft[HISTORY_POINTS]; /* smoothed, or the means */
+    bool smoothed, merged; /* merged: a point is of several steps */
+    int64_t first[LINE_POINTS];
+    double x[LINE_POINTS], means[LINE_POINTS], lows[LINE_POINTS], highs[LINE_POINTS];
+    double soft[LINE_POINTS]; /* smoothed, or the means */
 } Line;
 
 /* A chart with one line per run of the page. */
@@ -60,11 +64,33 @@ void plot_free(Plot *plot);
 /* Returns the x value of a step: the step itself, or the run's tokens at that step. */
 double plot_x(const Plot *plot, const History *history, int64_t step);
 
+const char *page_series_name(SeriesName series); /* in the numbers for page.js */
+
+/* -- Events -------------------------------------------------------------------------------------------------------- */
+
+/* What happened to a run, on the axis of steps: a stroke over a part of the height. */
+typedef struct PageEvent {
+    int64_t step;
+    const char *style; /* class of the stroke */
+    double from, to;   /* fractions of the height, from the bottom */
+    char text[PAGE_TEXT];
+} PageEvent;
+
+typedef struct PageEvents {
+    PageEvent *items;
+    size_t count;
+} PageEvents;
+
+/* Starts of processes, phases, changed settings, alarms, bad steps and checkpoints. */
+PageEvents page_events(const RunView *view);
+void page_events_free(PageEvents *events);
+
 /* -- Sections ------------------------------------------------------------------------------------------------------ */
 
 /* Sections of one run. */
 void page_warnings(const Page *page); /* also for several runs */
 void page_numbers(const Page *page);
+void page_points(const Page *page);       /* the numbers of the curves, for page.js; also for several runs */
 void page_loss_section(const Page *page); /* also for several runs: one curve each */
 void page_other_curves(const Page *page); /* also for several runs */
 void page_load(const Page *page);
@@ -73,6 +99,8 @@ void page_data(const Page *page);
 void page_changes(const Page *page);
 void page_starts(const Page *page);
 void page_settings(const Page *page);
+void page_log(const Page *page);
+void page_summary(const Page *page); /* in Markdown, to copy */
 
 /* The table of a folder's runs. */
 void page_index(const Page *page);

@@ -13,6 +13,11 @@
 #include "report/page_files_internal.h"
 #include "report/page_internal.h"
 
+/* The Makefile gives it. */
+#ifndef PAGE_SCRIPT_HASH
+#define PAGE_SCRIPT_HASH ""
+#endif
+
 enum { MOST_PARTS = 24 };
 
 struct Report {
@@ -72,15 +77,17 @@ typedef struct PagePartKind {
 } PagePartKind;
 
 static const PagePartKind of_one[] = {{"head", print_head}, {"state", print_run_state}, {"warnings", page_warnings},
-    {"numbers", page_numbers}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"load", page_load}, {"samples", page_samples},
-    {"data", page_data}, {"settings", page_settings}, {"changes", page_changes}, {"starts", page_starts}, {"foot", print_foot}};
+    {"numbers", page_numbers}, {"points", page_points}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"load", page_load},
+    {"samples", page_samples}, {"data", page_data}, {"settings", page_settings}, {"changes", page_changes}, {"starts", page_starts},
+    {"log", page_log}, {"summary", page_summary}, {"foot", print_foot}};
 static const PagePartKind of_folder[] = {{"head", print_folder_head}, {"runs", page_index}};
 static const PagePartKind of_several[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_figures},
-    {"settings", page_differences}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"foot", print_foot}};
+    {"settings", page_differences}, {"points", page_points}, {"loss", page_loss_section}, {"curves", page_other_curves},
+    {"foot", print_foot}};
 static_assert(sizeof of_one / sizeof *of_one <= MOST_PARTS && sizeof of_several / sizeof *of_several <= MOST_PARTS, "room for parts");
 
 Page report_page(const Report *report, FILE *out) {
-    return (Page){out, report->views, report->count, report->index.folder ? &report->index : NULL};
+    return (Page){.out = out, .views = report->views, .count = report->count, .index = report->index.folder ? &report->index : NULL};
 }
 
 /* The caller frees. */
@@ -196,7 +203,7 @@ const ReportPart *report_parts(const Report *report, int *count) {
     return report->parts;
 }
 
-void report_print(const Report *report, const char *head, FILE *out) {
+void report_print(const Report *report, const char *head, const char *inner_script, FILE *out) {
     fputs("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n",
         out);
@@ -208,7 +215,9 @@ void report_print(const Report *report, const char *head, FILE *out) {
     }
     fprintf(out, " - smelt</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n", page_style);
     for (int i = 0; i < report->part_count; i++) fprintf(out, "<div id=\"%s\">\n%s</div>\n", report->parts[i].id, report->parts[i].html);
-    fputs("</main>\n</body>\n</html>\n", out);
+    fputs("</main>\n", out);
+    if (*inner_script) fprintf(out, "<script>%s</script>\n", inner_script);
+    fputs("</body>\n</html>\n", out);
 }
 
 /* -- The file ------------------------------------------------------------------------------------------------------ */
@@ -227,7 +236,10 @@ static bool write_page(const Report *report, const char *output, int64_t *bytes,
     size_t length = 0;
     FILE *out = open_memstream(&page, &length);
     if (!out) return file_fail(error, "build", output);
-    report_print(report, "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n", out);
+    report_print(report,
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; script-src "
+        "'sha256-" PAGE_SCRIPT_HASH "'\">\n",
+        page_script, out);
     bool whole = !ferror(out);
     if (fclose(out) != 0 || !whole) return file_fail(error, "build", output);
     *bytes = (int64_t)length;

@@ -47,8 +47,10 @@ static void number_item(const Page *page, const char *name, const char *value, c
     va_start(arguments, format);
     vsnprintf(note, sizeof note, format, arguments);
     va_end(arguments);
-    fprintf(page->out, "<div><dt>%s</dt><dd class=\"value%s\">%s</dd><dd class=\"note\">%s</dd></div>\n", name, value ? "" : " none",
-        value ? value : "unknown", note);
+    if (page->markdown) fprintf(page->out, "| %s | %s | %s |\n", name, value ? value : "unknown", note);
+    else
+        fprintf(page->out, "<div><dt>%s</dt><dd class=\"value%s\">%s</dd><dd class=\"note\">%s</dd></div>\n", name, value ? "" : " none",
+            value ? value : "unknown", note);
 }
 
 static void loss_items(const Page *page) {
@@ -98,11 +100,10 @@ static void time_item(const Page *page) {
         left > 0 ? "in training steps; %s to step %lld" : "in training steps", rest, (long long)page->views->settings.steps);
 }
 
-void page_numbers(const Page *page) {
+static void print_numbers(const Page *page) {
     const History *history = page->views->history;
     const RunStart *start = page_last_start(history);
     char value[32], other[32];
-    fputs("<dl class=\"numbers\">\n", page->out);
     loss_items(page);
     chart_number(history->tokens, 4, value);
     number_item(page, "Tokens", history->tokens > 0 ? value : NULL, "in %lld step%s", (long long)history->steps, plural(history->steps));
@@ -114,6 +115,11 @@ void page_numbers(const Page *page) {
     number_item(page, "Parameters", known ? value : NULL, "%s%s", active ? other : "", active ? "  active per token" : "of the model");
     log_format_bytes(history->memory_bytes, value);
     number_item(page, "Memory", history->memory_bytes > 0 ? value : NULL, "most in use");
+}
+
+void page_numbers(const Page *page) {
+    fputs("<dl class=\"numbers\">\n", page->out);
+    print_numbers(page);
     fputs("</dl>\n", page->out);
 }
 
@@ -270,10 +276,10 @@ void page_data(const Page *page) {
 /* Returns whether the page shows a setting. The run's own path is not a training setting. */
 bool page_tells_setting(const Option *option) { return strcmp(option->name, "run") != 0; }
 
-static void changed_settings(const Page *page) {
+/* Prints the settings that differ from the defaults; returns their number. */
+static int64_t changed_rows(const Page *page) {
     const RunView *view = page->views;
     int64_t count = 0;
-    fputs("<table class=\"list\">\n", page->out);
     for (size_t i = 0; i < config_table.count; i++) {
         const Option *option = &config_table.rows[i];
         char value[PAGE_TEXT], initial[PAGE_TEXT], note[PAGE_TEXT + 16];
@@ -281,9 +287,16 @@ static void changed_settings(const Page *page) {
         options_format_value(option, &view->defaults, initial, sizeof initial);
         if (!page_tells_setting(option) || strcmp(value, initial) == 0) continue;
         snprintf(note, sizeof note, "default: %s", strcmp(initial, "\"\"") == 0 || !*initial ? "none" : initial);
-        row(page, option->name, value, note);
+        if (page->markdown) fprintf(page->out, "- `%s`: `%s`\n", option->name, value);
+        else row(page, option->name, value, note);
         count++;
     }
+    return count;
+}
+
+static void changed_settings(const Page *page) {
+    fputs("<table class=\"list\">\n", page->out);
+    int64_t count = changed_rows(page);
     fputs("</table>\n", page->out);
     if (count == 0) fputs("<p class=\"soft\">All are the defaults.</p>\n", page->out);
 }
@@ -386,4 +399,45 @@ void page_starts(const Page *page) {
     if (idle > 0) fprintf(page->out, "<li class=\"soft\">and %lld without a kept step</li>\n", (long long)idle);
     if (oldest > 0) fprintf(page->out, "<li class=\"soft\">and %lld earlier</li>\n", (long long)oldest);
     fputs("</ol>\n</section>\n", page->out);
+}
+
+/* -- Log and summary ----------------------------------------------------------------------------------------------- */
+
+void page_log(const Page *page) {
+    const char *log = page->views->log;
+    if (!log || !*log) return;
+    fputs("<section>\n<div class=\"head\"><h2>Log</h2><p class=\"soft\">the end of log.txt</p></div>\n<pre class=\"log\" tabindex=\"0\">",
+        page->out);
+    chart_escape(page->out, log);
+    fputs("</pre>\n</section>\n", page->out);
+}
+
+/* The caller frees. */
+static char *summarize(const Page *page) {
+    const RunView *view = page->views;
+    const RunStart *start = page_last_start(view->history);
+    char *text = NULL;
+    size_t length;
+    Page inner = *page;
+    inner.markdown = true;
+    inner.out = open_memstream(&text, &length);
+    if (!inner.out) memory_refused(0);
+    SCOPED_FREE char *origin = view_origin(view);
+    fprintf(inner.out, "## %s\n\n%s. %s.\n", view->name, view->told, start ? start->machine : "Unknown machine");
+    if (origin) fprintf(inner.out, "Forked from %s.\n", origin);
+    fputs("\n| | | |\n|---|---|---|\n", inner.out);
+    print_numbers(&inner);
+    if (view_knows_settings(view))
+        fputs("\nSettings that differ from the defaults of smelt " SMELT_VERSION ":\n\n", inner.out), changed_rows(&inner);
+    fclose(inner.out);
+    return text;
+}
+
+void page_summary(const Page *page) {
+    SCOPED_FREE char *text = summarize(page);
+    fputs("<section>\n<div class=\"head\"><h2>Summary</h2><p class=\"soft\">in Markdown, to copy</p></div>\n<pre class=\"log\" "
+          "tabindex=\"0\">",
+        page->out);
+    chart_escape(page->out, text);
+    fputs("</pre>\n</section>\n", page->out);
 }

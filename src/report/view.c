@@ -72,6 +72,18 @@ static bool update_state(RunView *view) {
     return !same;
 }
 
+/* Returns whether the end of the log is another one. */
+static bool update_log(RunView *view) {
+    enum { LOG_BYTES = 1 << 12 };
+    SCOPED_FREE char *path = memory_format("%s/log.txt", view->folder);
+    bool whole;
+    char *log = run_read_tail(path, LOG_BYTES, &whole);
+    bool same = log && view->log ? strcmp(log, view->log) == 0 : log == view->log;
+    free(view->log);
+    view->log = log;
+    return !same;
+}
+
 bool view_update(RunView *view) {
     bool changed = false;
     Error error = {0};
@@ -79,6 +91,7 @@ bool view_update(RunView *view) {
     if (strcmp(error.message, view->trouble.message) != 0) changed = true;
     view->trouble = error;
     if (update_state(view)) changed = true;
+    if (update_log(view)) changed = true;
     if (changed) {
         Error unread = {0}; /* runs of other versions may have no record */
         json_t *record = lineage_read(view->folder, &unread);
@@ -119,6 +132,7 @@ void view_free(RunView *view) {
     free(view->name);
     history_free(view->history);
     free(view->config);
+    free(view->log);
     options_free_strings(&view->strings);
     json_decref(view->record);
     run_state_free(&view->state);

@@ -14,6 +14,7 @@ typedef struct RunView {
     char *folder, *name; /* name: last part of the real path, so that "." has one too */
     History *history;
     char *config;              /* text of config.yaml; NULL: none */
+    char *log;                 /* the end of log.txt; NULL: none */
     Config settings, defaults; /* `settings`: known settings only */
     OptionStrings strings;
     json_t *record; /* run.json; NULL: missing or damaged */

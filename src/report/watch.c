@@ -147,7 +147,7 @@ static enum MHD_Result reply_page(Watch *watch, const Report *report, struct MHD
     size_t length;
     FILE *out = open_memstream(&page, &length);
     if (!out) return MHD_NO;
-    report_print(report, "<script src=\"/watch.js\" defer></script>\n", out);
+    report_print(report, "<script src=\"/page.js\" defer></script>\n<script src=\"/watch.js\" defer></script>\n", "", out);
     fclose(out);
     return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/html; charset=utf-8", page);
 }
@@ -187,8 +187,8 @@ static enum MHD_Result answer_request(void *context, const HttpCall *call) {
     const bool asks_changes = strcmp(path, "/changes") == 0;
     const WatchedPage *page = asks_changes || strcmp(path, "/") == 0 ? find_page(watch, connection) : NULL;
     if (page) return (asks_changes ? reply_changes : reply_page)(watch, page->report, connection);
-    if (strcmp(path, "/watch.js") == 0)
-        return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/javascript; charset=utf-8", watch_script);
+    const char *script = strcmp(path, "/page.js") == 0 ? page_script : strcmp(path, "/watch.js") == 0 ? watch_script : NULL;
+    if (script) return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/javascript; charset=utf-8", script);
     return reply_to_browser(watch, connection, MHD_HTTP_NOT_FOUND, plain, "Only /, /metrics and /healthz exist.\n");
 }
 

@@ -19,6 +19,7 @@ async function refresh() {
         if (!answer.ok) throw new Error(answer.status);
         const changes = await answer.json();
         for (const [id, html] of Object.entries(changes.parts)) document.getElementById(id).innerHTML = html;
+        if (Object.keys(changes.parts).length) render(); // page.js
         for (const box of document.querySelectorAll('[data-run]')) box.checked = chosen.has(box.dataset.run);
         version = changes.version;
         state.textContent = 'connected';

@@ -50,9 +50,7 @@ RunStatus run_status_of_end(int code, int64_t step, int64_t steps, bool supervis
 
 /* -- The ends of files --------------------------------------------------------------------------------------------- */
 
-/* Returns the last lines of a file, from the start of a line on, in at most `bytes` bytes; NULL: none. *whole: it is the
- * whole file. The caller frees. */
-static char *read_tail(const char *path, int64_t bytes, bool *whole) {
+char *run_read_tail(const char *path, int64_t bytes, bool *whole) {
     SCOPED(file_close) File file = {0};
     Error ignored = {0};
     *whole = true;
@@ -126,7 +124,7 @@ static Tail read_records(const char *run, RunState *state) {
     Tail tail = {.started = NAN, .newest = NAN, .first_time = NAN};
     bool whole = false;
     for (int64_t bytes = TAIL_BYTES; !whole && !tail.step && !tail.end && bytes <= 2 * (int64_t)FILE_LINE_LIMIT; bytes *= 8) {
-        SCOPED_FREE char *text = read_tail(path, bytes, &whole);
+        SCOPED_FREE char *text = run_read_tail(path, bytes, &whole);
         for (char *line = text, *next; line && (next = strchr(line, '\n')); line = next + 1) {
             json_t *record = json_loadb(line, (size_t)(next - line), 0, NULL);
             if (json_is_object(record)) take_record(state, &tail, record);
@@ -155,7 +153,7 @@ static RunStatus read_last_words(const char *run, RunStatus otherwise, char *mes
     enum { STAMP = 21 };
     SCOPED_FREE char *path = memory_format("%s/log.txt", run);
     bool whole;
-    SCOPED_FREE char *text = read_tail(path, LOG_BYTES, &whole);
+    SCOPED_FREE char *text = run_read_tail(path, LOG_BYTES, &whole);
     const char *last = NULL;
     for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
         if (is_stamped(line)) last = line + STAMP;

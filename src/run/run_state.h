@@ -43,6 +43,8 @@ void run_state_free(RunState *state);
 /* Returns the seconds for which a healthy run may report nothing, from its longest step and its last evaluation. */
 double run_patience(double longest_step, double evaluation);
 const char *run_status_name(RunStatus status);
+/* Returns the last whole lines of a file in at most `bytes` bytes; NULL: none. *whole: it is the whole file. The caller frees. */
+char *run_read_tail(const char *path, int64_t bytes, bool *whole);
 /* Returns the status of a process that ends with this code after `step` of `steps`. `supervised`: smelt launch starts it
  * again if that may help. */
 RunStatus run_status_of_end(int code, int64_t step, int64_t steps, bool supervised);

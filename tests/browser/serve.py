@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Drives the page of `smelt serve` in headless Chromium, which takes commands of its debugging protocol through a pipe.
+"""Drives the page of `smelt serve` in headless Chromium.
 
     serve.py SMELT
 
 A small model learns a line of hostile markup, so its answers are markup: they must appear as text. The page streams, stops, keeps a
-conversation, asks for a key, and is no wider than a phone. Needs chromium-headless-shell (make test-browser installs it).
+conversation, asks for a key, and is no wider than a phone.
 """
 import json
 import os
@@ -12,66 +12,13 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
+
+from browser import Browser, check, finish
 
 LINE = "<img src=x onerror=document.title='harmed'><script>document.title='harmed'</script>"
 TRAIN = ("data.train=lines model.family=llama model.width=64 model.layers=1 model.heads=2 model.ffn=128 data.length=128 batch.sequences=4 batch.tokens=512 "
          "optimizer.lr=1e-2 schedule.warmup=4 steps=200 threads=2 device=cpu eval.every=0 checkpoint.every=0 model.context=8192 run=r").split()
-results = []
-
-
-def check(name, good, told=""):
-    results.append(bool(good))
-    if not good:
-        print(f"FAILED: {name} {told}")
-
-
-class Browser:
-    def __init__(self, profile):
-        own, theirs = os.pipe(), os.pipe()
-        command = ["sh", "-c", f"exec 3<&{own[0]} 4>&{theirs[1]}; exec chromium-headless-shell --no-sandbox --disable-gpu "
-                               f"--user-data-dir={profile} --remote-debugging-pipe 2>/dev/null"]
-        self.process = subprocess.Popen(command, pass_fds=(own[0], theirs[1]))
-        os.close(own[0]), os.close(theirs[1])
-        self.out, self.into, self.number, self.session = os.fdopen(own[1], "wb"), os.fdopen(theirs[0], "rb"), 0, None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-
-    def message(self):
-        data = bytearray()
-        while (byte := self.into.read(1)) != b"\0":
-            if not byte:
-                sys.exit("the browser ended")
-            data += byte
-        return json.loads(data)
-
-    def call(self, method, **parameters):
-        self.number += 1
-        command = {"id": self.number, "method": method, "params": parameters}
-        if self.session:
-            command["sessionId"] = self.session
-        self.out.write(json.dumps(command).encode() + b"\0")
-        self.out.flush()
-        while (answer := self.message()).get("id") != self.number:
-            pass
-        if "error" in answer:
-            sys.exit(f"{method}: {answer['error']}")
-        return answer["result"]
-
-    def run(self, script):
-        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        if "exceptionDetails" in result:
-            sys.exit(f"{script}: {result['exceptionDetails']}")
-        return result["result"].get("value")
-
-    def wait(self, script, seconds=60):
-        end = time.time() + seconds
-        while not (value := self.run(script)):
-            if time.time() > end:
-                return value
-            time.sleep(0.05)
-        return value
 
 
 def serve(smelt, key=""):
@@ -136,9 +83,7 @@ def try_page(browser, url):
     send(browser, "a", max_tokens="100000")
     browser.wait(SETTLED)
     check("an error is told", "100000" in browser.run("document.querySelector('.error').textContent"))
-    for width in (1200, 390, 320):
-        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=700, deviceScaleFactor=1, mobile=width < 1000)
-        check(f"no wider than {width}", browser.run("document.documentElement.scrollWidth <= innerWidth"))
+    browser.check_widths()
 
 
 def try_key(browser, url):
@@ -164,10 +109,8 @@ def main():
             run(browser, url)
             server.terminate()
             check("the server ends cleanly", server.wait() == 0)
-        browser.process.terminate()
-        browser.process.wait()
-    print(f"browser: {sum(results)} passed, {len(results) - sum(results)} failed")
-    return 0 if all(results) else 1
+        browser.close()
+    return finish()
 
 
 if __name__ == "__main__":

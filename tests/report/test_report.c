@@ -18,6 +18,7 @@
 #include "app/command.h"
 #include "report/chart.h"
 #include "report/history_internal.h"
+#include "report/page_files_internal.h"
 #include "report/report.h"
 #include "report/terminal.h"
 #include "support/files.h"
@@ -72,6 +73,36 @@ static void assert_has(const char *text, const char *part) {
 static void assert_lacks(const char *text, const char *part) {
     const char *found = strstr(text, part);
     if (found) fail_msg("found \"%.80s\"", found);
+}
+
+/* The page's script is its last element, and the only one. */
+static void assert_only_own_script(const char *text) {
+    char *own = memory_format("<script>%s</script>\n</body>\n</html>\n", page_script);
+    const char *found = strstr(text, "<script");
+    assert_non_null(found);
+    assert_string_equal(found, own);
+    free(own);
+}
+
+/* The numbers for the script; release them by json_decref. */
+static json_t *points_of(const char *text) {
+    static const char *const entities[][2] = {{"&lt;", "<"}, {"&gt;", ">"}, {"&quot;", "\""}, {"&#39;", "'"}, {"&amp;", "&"}};
+    const char *start = strstr(text, "<template>"), *end = strstr(text, "</template>");
+    assert_true(start && end);
+    start += strlen("<template>");
+    char *plain = memory_allocate((size_t)(end - start) + 1), *to = plain;
+    for (size_t step; start < end; start += step) {
+        step = 1;
+        *to = *start;
+        for (size_t i = 0; i < sizeof entities / sizeof *entities; i++)
+            if (!strncmp(start, entities[i][0], strlen(entities[i][0]))) *to = *entities[i][1], step = strlen(entities[i][0]);
+        to++;
+    }
+    json_error_t error;
+    json_t *points = json_loads(plain, 0, &error);
+    if (!points) fail_msg("%s: %s", error.text, plain);
+    free(plain);
+    return points;
 }
 
 /* -- History ----------------------------------------------------------------------------------------------------- */
@@ -281,13 +312,14 @@ static void only_parts_that_became_others_get_a_new_version(void **state) {
     assert_true(report_update(report));
     assert_false(report_update(report));
     const int64_t first = report_version(report);
-    append_text("run/metrics.jsonl", LINE(2, 2));
+    append_text("run/metrics.jsonl", LINE(4, 2));
     assert_true(report_update(report));
     int count;
     const ReportPart *parts = report_parts(report, &count);
     for (int i = 0; i < count; i++) {
         bool follows = !strcmp(parts[i].id, "numbers") || !strcmp(parts[i].id, "loss") || !strcmp(parts[i].id, "curves") ||
-                       !strcmp(parts[i].id, "foot") || !strcmp(parts[i].id, "state");
+                       !strcmp(parts[i].id, "foot") || !strcmp(parts[i].id, "state") || !strcmp(parts[i].id, "points") ||
+                       !strcmp(parts[i].id, "summary");
         assert_int_equal(parts[i].version > first, follows);
     }
     remove("run/metrics.jsonl");
@@ -351,12 +383,26 @@ static void numbers_are_short(void **state) {
 
 /* -- The page ---------------------------------------------------------------------------------------------------- */
 
-static void the_page_loads_nothing_and_runs_nothing(void **state) {
+/* As base64, by other programs. */
+static char *hash_of_script(void) {
+    static char hash[64];
+    write_text("script", page_script);
+    FILE *pipe = popen("sha256sum script | cut -c1-64 | tr a-f A-F | basenc -d --base16 | base64", "r");
+    assert_non_null(pipe);
+    assert_int_equal(fscanf(pipe, "%63s", hash), 1);
+    assert_int_equal(pclose(pipe), 0);
+    return hash;
+}
+
+static void the_page_loads_nothing_and_runs_its_script_alone(void **state) {
     (void)state;
     char *text = page_of("{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
-    const char *const forbidden[] = {"http:", "https:", "src=", "href=", "url(", "@import", "<script", "<link"};
+    const char *const forbidden[] = {"http:", "https:", "src=", "href=", "url(", "@import", "<link", "import(", "fetch("};
     for (size_t i = 0; i < sizeof forbidden / sizeof *forbidden; i++) assert_lacks(text, forbidden[i]);
-    assert_has(text, "default-src 'none'");
+    assert_only_own_script(text);
+    char *policy = memory_format("content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-%s'\">", hash_of_script());
+    assert_has(text, policy);
+    free(policy);
     assert_has(text, "name=\"viewport\"");
     assert_has(text, "prefers-color-scheme:dark");
     free(text);
@@ -488,11 +534,45 @@ static void every_text_of_the_run_is_escaped(void **state) {
     write_text("run/config.yaml", "a: \"</pre><script>alert(1)</script>\" # <b>\x01\n");
     char *text = page_of("{\"kind\":\"start\",\"step\":0,\"machine\":\"<script>alert(2)</script>\",\"<i>\":\"<img src=x>\"}\n"
                          "{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
-    assert_lacks(text, "<script");
+    assert_only_own_script(text);
     assert_lacks(text, "<img");
     assert_lacks(text, "<b>\x01");
     assert_has(text, "a: &quot;&lt;/pre&gt;&lt;script&gt;alert(1)&lt;/script&gt;&quot; <i># &lt;b&gt;\xEF\xBF\xBD</i>");
     assert_has(text, "&lt;i&gt; &lt;img src=x&gt;");
+    free(text);
+}
+
+/* Alarms, and the end of the log, may hold anything. */
+static void numbers_for_the_script_hold_texts_unchanged_and_escaped(void **state) {
+    (void)state;
+    write_text("run/log.txt", "a line\n2026-01-31T12:00:00Z </pre><script>alert(1)</script>\n");
+    FILE *file = create_metrics();
+    for (int step = 1; step <= 3000; step++) put_step(file, step, step == 1500 ? 9 : 2);
+    fputs("{\"kind\":\"event\",\"step\":1500,\"event\":\"loss_spike\",\"message\":\"</template><img src=x> \\\"\\\\ \\n\"}\n", file);
+    fputs("{\"kind\":\"event\",\"step\":1600,\"event\":\"best\",\"message\":\"b\"}\n", file);
+    fputs("{\"kind\":\"checkpoint\",\"step\":2000,\"bytes\":1048576,\"milliseconds\":500}\n", file);
+    fputs("{\"kind\":\"evaluation\",\"step\":3000,\"loss\":2.5}\n", file);
+    fclose(file);
+    char *text = page();
+    assert_only_own_script(text);
+    assert_lacks(text, "<img");
+    assert_has(text, "2026-01-31T12:00:00Z &lt;/pre&gt;&lt;script&gt;");
+    assert_has(text, "| Validation loss | 2.5000 | step 3000, the best so far |");
+    json_t *points = points_of(text), *run = json_array_get(points, 0), *steps = json_object_get(run, "step"),
+           *loss = json_object_get(json_object_get(run, "series"), "loss");
+    const size_t count = json_array_size(steps);
+    assert_in_range(count, HISTORY_POINTS / 2, HISTORY_POINTS);
+    assert_int_equal(json_integer_value(json_array_get(steps, count - 1)), 3000);
+    assert_int_equal(json_array_size(loss), 3);
+    double highest = 0;
+    for (size_t i = 0; i < count; i++) highest = fmax(highest, json_number_value(json_array_get(json_array_get(loss, 2), i)));
+    assert_true(highest == 9);
+    json_t *events = json_pack("[[i, s, i, f, s], [i, s, f, i, s]]", 2000, "check", 0, 0.05, "step 2000: checkpoint, 1.00 MiB in 0.5s",
+        1500, "bad", 0.9, 1, "step 1500: loss_spike: </template><img src=x> \"\\ \n");
+    if (!json_equal(json_object_get(run, "events"), events)) fail_msg("%s", json_dumps(run, 0));
+    json_t *evaluations = json_pack("[[i, f, n]]", 3000, 2.5);
+    assert_true(json_equal(json_object_get(run, "evaluations"), evaluations));
+    json_decref(points), json_decref(events), json_decref(evaluations);
     free(text);
 }
 
@@ -656,7 +736,15 @@ static void runs_are_compared_in_figures_settings_and_curves(void **state) {
     assert_lacks(text, "<th scope=\"row\">seed</th>");
     assert_has(text, "<path class=\"curve c0\" d=\"M");
     assert_has(text, "<path class=\"curve c1\" d=\"M");
-    assert_has(text, "loss\na 2\nb 1.5</title>");
+    json_t *points = points_of(text), *one, *names = json_array(), *losses = json_array();
+    size_t i;
+    json_array_foreach(points, i, one) {
+        json_array_append(names, json_object_get(one, "name"));
+        json_array_append(losses, json_array_get(json_array_get(json_object_get(json_object_get(one, "series"), "loss"), 0), 9));
+    }
+    json_t *expected = json_pack("[s, s]", "a", "b"), *values = json_pack("[i, f]", 2, 1.5);
+    assert_true(json_equal(names, expected) && json_equal(losses, values));
+    json_decref(points), json_decref(names), json_decref(losses), json_decref(expected), json_decref(values);
     assert_has(text, "<p class=\"xtitle\">step</p>");
     free(text);
 }
@@ -741,7 +829,7 @@ static void names_and_settings_of_compared_runs_are_escaped(void **state) {
     put_run("b&\"'", "data: {train: other}\n", 3, 2, 100, 1000);
     char *text = compared((const char *[]){"<img src=x onerror=alert(1)>", "b&\"'"}, 2);
     assert_lacks(text, "<img");
-    assert_lacks(text, "<script");
+    assert_only_own_script(text);
     assert_has(text, "&lt;/td&gt;&lt;script&gt;");
     free(text);
 }
@@ -753,8 +841,8 @@ static void runs_of_one_name_are_told_apart_by_their_folders(void **state) {
     put_run("x/a", "steps: 10\n", 3, 2, 100, 1000);
     put_run("y/a", "steps: 10\n", 3, 2, 100, 1000);
     char *text = compared((const char *[]){"x/a", "y/a"}, 2);
-    assert_has(text, "<i class=\"k-c0\"></i>x/a</span>");
-    assert_has(text, "<i class=\"k-c1\"></i>y/a</span>");
+    assert_has(text, "<i class=\"k-c0\"></i>x/a</label>");
+    assert_has(text, "<i class=\"k-c1\"></i>y/a</label>");
     free(text);
 }
 
@@ -959,7 +1047,7 @@ int main(void) {
         TEST(logarithmic_ticks_are_round_and_inside),
         TEST(degenerate_axes_can_be_drawn),
         TEST(numbers_are_short),
-        TEST(the_page_loads_nothing_and_runs_nothing),
+        TEST(the_page_loads_nothing_and_runs_its_script_alone),
         TEST(a_run_of_one_step_has_a_dot_and_its_numbers),
         TEST(a_run_without_steps_says_so),
         TEST(validation_checkpoints_and_restarts_are_marked),
@@ -968,6 +1056,7 @@ int main(void) {
         TEST(a_smoothed_curve_keeps_the_gap_of_a_broken_step),
         TEST(samples_of_evaluations_are_shown_newest_first),
         TEST(every_text_of_the_run_is_escaped),
+        TEST(numbers_for_the_script_hold_texts_unchanged_and_escaped),
         TEST(what_is_not_utf8_becomes_a_replacement_character),
         TEST(ignored_lines_are_one_warning),
         TEST(each_layer_has_a_heat_map_with_the_colours_of_its_loads),

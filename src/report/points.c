@@ -1,0 +1,134 @@
+/* The numbers of the curves as JSON, from which page.js draws. They stand in a <template>, as escaped text: a browser neither shows nor runs it.
+ * Called by report.c. */
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/scope.h"
+#include "report/page_internal.h"
+
+const char *page_series_name(SeriesName series) {
+    static const char *const names[SERIES_COUNT] = {[SERIES_LOSS] = "loss",
+        [SERIES_NORM] = "norm",
+        [SERIES_LR] = "lr",
+        [SERIES_SPEED] = "speed",
+        [SERIES_MARGIN] = "margin",
+        [SERIES_ACCURACY] = "accuracy"};
+    return names[series];
+}
+
+static void print_number(FILE *out, double value, int digits) {
+    if (isfinite(value)) fprintf(out, "%.*g", digits, value);
+    else fputs("null", out);
+}
+
+/* Prints a JSON string. chart_escape replaces other control characters and invalid UTF-8. */
+static void print_string(FILE *out, const char *text) {
+    SCOPED_FREE char *string = memory_allocate(2 * strlen(text) + 1);
+    char *to = string;
+    for (; *text; text++) {
+        if (strchr("\"\\\n\t", *text)) *to++ = '\\';
+        *to++ = *text == '\n' ? 'n' : *text == '\t' ? 't' : *text;
+    }
+    *to = '\0';
+    putc('"', out);
+    chart_escape(out, string);
+    putc('"', out);
+}
+
+typedef double PointValue(const Point *point, SeriesName series);
+
+static double step_of(const Point *point, SeriesName series) { return (void)series, (double)point->last; }
+static double tokens_of(const Point *point, SeriesName series) { return (void)series, point->tokens; }
+static double time_of(const Point *point, SeriesName series) { return (void)series, round(point->time); }
+static double mean_of(const Point *point, SeriesName series) { return span_mean(&point->series[series]); }
+static double low_of(const Point *point, SeriesName series) { return point->series[series].count ? point->series[series].low : NAN; }
+static double high_of(const Point *point, SeriesName series) { return point->series[series].count ? point->series[series].high : NAN; }
+
+typedef struct RunPoints {
+    FILE *out;
+    size_t count;
+    Point items[HISTORY_POINTS];
+} RunPoints;
+
+static void print_column(const RunPoints *points, PointValue *value, SeriesName series, int digits) {
+    putc('[', points->out);
+    for (size_t i = 0; i < points->count; i++) {
+        if (i > 0) putc(',', points->out);
+        print_number(points->out, value(&points->items[i], series), digits);
+    }
+    putc(']', points->out);
+}
+
+/* Prints "loss":[means, lows, highs]; without lows and highs if each point is a single step. */
+static void print_series(const RunPoints *points, bool ranges) {
+    const char *comma = "";
+    for (SeriesName series = 0; series < SERIES_COUNT; series++) {
+        bool known = false;
+        for (size_t i = 0; i < points->count; i++) known = known || points->items[i].series[series].count;
+        if (!known) continue;
+        fprintf(points->out, "%s\"%s\":[", comma, page_series_name(series));
+        print_column(points, mean_of, series, 5);
+        if (ranges) putc(',', points->out), print_column(points, low_of, series, 4);
+        if (ranges) putc(',', points->out), print_column(points, high_of, series, 4);
+        putc(']', points->out);
+        comma = ",";
+    }
+}
+
+static void print_evaluations(FILE *out, const Marks *marks) {
+    for (size_t i = 0; i <= marks->thin.count && marks->thin.seen > 0; i++) {
+        const Mark *mark = i < marks->thin.count ? &marks->items[i] : &marks->last;
+        if (i == marks->thin.count && mark->step == marks->items[i - 1].step) continue;
+        fprintf(out, "%s[%lld,", i > 0 ? "," : "", (long long)mark->step);
+        print_number(out, mark->value, 6);
+        putc(',', out);
+        print_number(out, mark->other, 6);
+        putc(']', out);
+    }
+}
+
+static void print_events(FILE *out, const RunView *view) {
+    SCOPED(page_events_free) PageEvents events = page_events(view);
+    for (size_t i = 0; i < events.count; i++) {
+        const PageEvent *event = &events.items[i];
+        fprintf(out, "%s[%lld,\"%s\",%g,%g,", i > 0 ? "," : "", (long long)event->step, event->style, event->from, event->to);
+        print_string(out, event->text);
+        putc(']', out);
+    }
+}
+
+/* Prints one run: its points, then what happened at single steps. */
+static void print_run(const Page *page, const RunView *view, RunPoints *points) {
+    enum { DIGITS = 15, LEAST = 200 };
+    const size_t share = HISTORY_POINTS / (size_t)page->count;
+    points->count = history_thinned(view->history, share > LEAST ? share : LEAST, points->items);
+    for (size_t i = points->count; i-- > 0;) points->items[i].time -= points->items[0].time; /* page.js needs hours alone */
+    const bool merged = (int64_t)points->count < view->history->steps;
+    fputs("{\"name\":", page->out);
+    print_string(page->out, view->name);
+    fprintf(page->out, ",\"first\":%lld,\"step\":", (long long)view->history->first_step);
+    print_column(points, step_of, 0, DIGITS);
+    fputs(",\"tokens\":", page->out);
+    print_column(points, tokens_of, 0, DIGITS);
+    fputs(",\"time\":", page->out);
+    print_column(points, time_of, 0, DIGITS);
+    fputs(",\"series\":{", page->out);
+    print_series(points, merged && page->count == 1);
+    fputs("},\"evaluations\":[", page->out);
+    print_evaluations(page->out, &view->history->evaluations);
+    fputs("],\"events\":[", page->out);
+    print_events(page->out, view);
+    fputs("]}", page->out);
+}
+
+void page_points(const Page *page) {
+    SCOPED_FREE RunPoints *points = memory_allocate(sizeof *points);
+    points->out = page->out;
+    fputs("<template>[", page->out);
+    for (int i = 0; i < page->count; i++) {
+        if (i > 0) putc(',', page->out);
+        print_run(page, &page->views[i], points);
+    }
+    fputs("]</template>\n", page->out);
+}
