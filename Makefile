@@ -57,7 +57,7 @@ endif
 gpu_cc = $(patsubst $1=%,%,$(filter $1=%,$(GPU_COMPILERS)))
 GPU_FLAGS = -std=gnu17 -O3 $(WARNINGS) -DGPU_DEVICE -Isrc -nogpulib -ffreestanding -MMD -MP -MT $@ -MF $@.d
 # A code object is named after its file: src/ops/norm/gpu.c is `norm`, src/ops/norm/qk_gpu.c `norm_qk`, src/backend/gpu/cast.c `cast`.
-GPU_SOURCES := $(shell grep -lE '^(FLAT_|UNIT_)?KERNEL|^ +KERNEL[^_A-Z]' src/*/*.c src/*/*/*.c)
+GPU_SOURCES := $(shell grep -lE '^(FLAT_|UNIT_|HOPPER_)?KERNEL|^ +KERNEL[^_A-Z]' src/*/*.c src/*/*/*.c)
 gpu_module = $(subst /,_,$(patsubst %/gpu,%,$(patsubst %_gpu,%,$(patsubst src/backend/gpu/%.c,%,$(patsubst src/ops/%.c,%,$(patsubst src/bench/%.c,%,$(patsubst src/optim/%.c,%,$1)))))))
 GPU_MODULES := $(foreach s,$(GPU_SOURCES),$(call gpu_module,$s))
 GPU_OBJECTS := $(foreach t,$(GPU_TARGETS),$(GPU_MODULES:%=$(BUILD)/gpu/%.$t))

@@ -170,11 +170,6 @@ KERNEL(gemm_large_tt, GemmLarge) { LARGE(LAYOUT_LINES, LAYOUT_DEPTH); }
 #endif
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
-#define HOPPER_KERNEL(name, left, right)                                 \
-    KERNEL(name, GemmHopper) {                                           \
-        CLUSTER_BOUNDS(HOPPER_THREADS, 1, HOPPER_CLUSTER);               \
-        multiply_hopper(&a, ARGUMENTS_ADDRESS(name), (HopperForm){left, right}); \
-    }
 HOPPER_KERNEL(gemm_hopper_nn, LAYOUT_DEPTH, LAYOUT_LINES)
 HOPPER_KERNEL(gemm_hopper_nt, LAYOUT_DEPTH, LAYOUT_DEPTH)
 HOPPER_KERNEL(gemm_hopper_tn, LAYOUT_LINES, LAYOUT_LINES)
@@ -225,19 +220,36 @@ bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h,
             device, &h->b, g->b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, b_sheets, g->stride_b) ||
         !map_result(device, &h->c, g, g->c, c_sheets) || (g->d && !map_result(device, &h->d, g, g->d, c_sheets)))
         return false;
-    int64_t half_rows = divide_up(g->m, UNIT_ROWS / 2), columns = divide_up(g->n, HOPPER_COLUMNS),
-            clusters = device_info(device)->processors / HOPPER_CLUSTER;
-    int64_t most = (by_rows ? half_rows + g->problems : half_rows * g->problems) * columns;
-    *shape =
-        (LaunchShape){.x = (most < clusters ? most : clusters) * HOPPER_CLUSTER, .threads = HOPPER_THREADS, .shared = sizeof(HopperShared)};
+    *shape = hopper_launch_shape(device, g);
     return true;
+}
+
+static bool is_exact(const Device *device, const GemmArguments *g) {
+    return device_info(device)->exact && !g->transpose_a && g->transpose_b;
+}
+
+/* Returns the columns of the tiles with which C takes the least time: that of a cluster's units is
+ * about the time of loading a block's lines. It assumes equal shares of the rows for experts. */
+static int32_t choose_columns(const Device *device, const GemmArguments *g) {
+    int64_t rows = g->offset ? divide_up(g->m, g->problems) : g->m, clusters = device_info(device)->processors / HOPPER_CLUSTER,
+            least = INT64_MAX;
+    int32_t best = 0;
+    for (int32_t columns = HOPPER_COLUMNS; columns >= 64; columns /= 2) {
+        int64_t across = columns < HOPPER_COLUMNS ? HOPPER_CLUSTER : 1, down = HOPPER_CLUSTER / across;
+        int64_t units = g->problems * divide_up(rows, HOPPER_ROWS * down) * divide_up(g->n, columns * across);
+        int64_t time = divide_up(units, clusters) * ((rows < HOPPER_ROWS * down ? divide_up(rows, down) : HOPPER_ROWS) + columns);
+        if (time < least) best = columns, least = time;
+    }
+    return best;
 }
 
 static bool launch_hopper_bf16(Device *device, const GemmArguments *g) {
     GemmHopper h;
     LaunchShape shape;
     if (!gpu_gemm_hopper_open(device, g, &h, &shape)) return false;
-    if (g->transpose_a) (g->transpose_b ? launch_gemm_hopper_tt : launch_gemm_hopper_tn)(device, shape, &h);
+    int32_t columns = is_exact(device, g) && !g->symmetric ? choose_columns(device, g) : HOPPER_COLUMNS;
+    if (columns < HOPPER_COLUMNS) (columns == 64 ? gpu_gemm_launch_64 : gpu_gemm_launch_128)(device, &h);
+    else if (g->transpose_a) (g->transpose_b ? launch_gemm_hopper_tt : launch_gemm_hopper_tn)(device, shape, &h);
     else (g->transpose_b ? launch_gemm_hopper_nt : launch_gemm_hopper_nn)(device, shape, &h);
     return true;
 }
@@ -335,8 +347,7 @@ static TileChoice choose_tiles(const Device *device, const GemmArguments *g) {
     int32_t small = tile_rows(TILE_SMALL), first = (g->lda | g->ldb) >= 1 << 22 ? 0 : tile_rows(TILE_LARGE);
     TileChoice best = {TILE_SMALL, small};
     double least = time_gemm(device, g, TILE_SMALL, small), split = time_gemm(device, g, TILE_SPLIT, small);
-    bool exact = device_info(device)->exact && !g->transpose_a && g->transpose_b;
-    if (split < least && !exact) best = (TileChoice){TILE_SPLIT, small}, least = split;
+    if (split < least && !is_exact(device, g)) best = (TileChoice){TILE_SPLIT, small}, least = split;
     for (int32_t rows = first; rows >= least_rows(g); rows -= LARGE_STEP) {
         double time = time_gemm(device, g, TILE_LARGE, rows);
         if (time < least) best = (TileChoice){TILE_LARGE, rows}, least = time;

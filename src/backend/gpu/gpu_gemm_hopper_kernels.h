@@ -1,12 +1,17 @@
 /* GEMM on NVIDIA's Hopper, for operands that TMA can read; gpu_gemm.c launches it if device and
  * alignment allow.
  *
- * A block computes 128 x 256 tiles of C, one after another. Two warpgroups hold the sums of 64 rows
- * each in registers. One thread of another warp, the producer, finds the tiles and keeps a ring of
- * stages full across tiles, so that loads continue while sums are written. D, if there is one,
- * comes through the ring after the operands. C leaves through shared memory: TMA stores it while
- * the next tile is computed. Two blocks form a cluster. Their tiles, a unit, are stacked
+ * A block computes 128 x HOPPER_WIDTH tiles of C, one after another. Two warpgroups hold the sums of
+ * 64 rows each in registers. One thread of another warp, the producer, finds the tiles and keeps a
+ * ring of stages full across tiles, so that loads continue while sums are written. D, if there is
+ * one, comes through the ring after the operands. C leaves through shared memory: TMA stores it
+ * while the next tile is computed. Two blocks form a cluster. Their tiles, a unit, are stacked
  * vertically, and their common part of B is loaded once and multicast.
+ *
+ * Tiles have 256 columns, except in the kernels of gpu_gemm_128.c and gpu_gemm_64.c, for a C of few
+ * wide tiles. There the tiles of a cluster are beside each other, and their common part of A is
+ * multicast: each block reads its own part of B, which is nearly all that a C of few rows reads. An
+ * element of C has the same bits in every tile.
  *
  * Clusters take units round-robin. If experts divide the rows, remainders of at most half a unit
  * are half units. The units of an incomplete last round are halved if the halves fit into one
@@ -25,20 +30,26 @@
 
 #include "backend/gpu/gpu_gemm_tile_kernels.h"
 
+#ifndef HOPPER_WIDTH
+#define HOPPER_WIDTH 256
+#endif
+
 enum {
     HOPPER_ROWS = 128,
-    HOPPER_COLUMNS = 256,
+    HOPPER_COLUMNS = HOPPER_WIDTH,
     HOPPER_CLUSTER = 2,
-    UNIT_ROWS = HOPPER_ROWS * HOPPER_CLUSTER,
-    HOPPER_STAGES = 4,
+    HOPPER_BESIDE = HOPPER_COLUMNS < 256, /* a boolean: the tiles of a unit are beside each other */
+    UNIT_ROWS = HOPPER_BESIDE ? HOPPER_ROWS : HOPPER_ROWS * HOPPER_CLUSTER,
+    UNIT_COLUMNS = HOPPER_BESIDE ? HOPPER_COLUMNS * HOPPER_CLUSTER : HOPPER_COLUMNS,
     HOPPER_STAGE_BYTES = (HOPPER_ROWS + HOPPER_COLUMNS) * TILE_DEPTH * 2,
-    HOPPER_TILES = 8,       /* ring of tiles between producer and warpgroups: longer than the ring of stages */
-    HOPPER_THREADS = 288,   /* the last 32 form the producer's warp */
-    PROMOTED_THREADS = 384, /* of kernels that promote sums: the producer's warpgroup gives registers to the others */
+    HOPPER_STAGES = (192 << 10) / HOPPER_STAGE_BYTES,
+    HOPPER_TILES = 2 * HOPPER_STAGES, /* ring of tiles between producer and warpgroups: longer than the ring of stages */
+    HOPPER_THREADS = 288,             /* the last 32 form the producer's warp */
+    PROMOTED_THREADS = 384,           /* of kernels that promote sums: the producer's warpgroup gives registers to the others */
     BOX_LINES = 64,
-    BOX_ELEMENTS = BOX_LINES * TILE_DEPTH, /* per copy */
-    BLOCK_LINES = 128,                     /* lines that share a scale of GEMM_SCALE_BLOCK */
-    OUT_BOXES = 2,                         /* of each warpgroup, side by side, on their way to C */
+    BOX_ELEMENTS = BOX_LINES * TILE_DEPTH,    /* per copy */
+    BLOCK_LINES = 128,                        /* lines that share a scale of GEMM_SCALE_BLOCK */
+    OUT_BOXES = HOPPER_COLUMNS == 64 ? 1 : 2, /* of each warpgroup, side by side, on their way to C */
 };
 
 /* A tile of C for one block. */
@@ -104,6 +115,17 @@ GemmArguments gpu_gemm_grouped_arguments(const GemmGrouped *grouped);
  * blocks of one tile each. */
 LaunchShape gpu_gemm_count_tiles(GemmArguments *g, TileSize size, int32_t height);
 bool gpu_gemm_hopper_open(Device *device, const GemmArguments *g, GemmHopper *h, LaunchShape *shape);
+/* Launch the kernels of fewer columns, for C = A B^T (gpu_gemm_128.c, gpu_gemm_64.c). */
+void gpu_gemm_launch_128(Device *device, const GemmHopper *h);
+void gpu_gemm_launch_64(Device *device, const GemmHopper *h);
+
+static inline LaunchShape hopper_launch_shape(const Device *device, const GemmArguments *g) {
+    int64_t half_rows = divide_up(g->m, UNIT_ROWS / 2), columns = divide_up(g->n, UNIT_COLUMNS),
+            clusters = device_info(device)->processors / HOPPER_CLUSTER;
+    int64_t most = (g->offset && !g->slots_are_depth ? half_rows + g->problems : half_rows * g->problems) * columns;
+    return (LaunchShape){
+        .x = (most < clusters ? most : clusters) * HOPPER_CLUSTER, .threads = HOPPER_THREADS, .shared = sizeof(HopperShared)};
+}
 /* Describes an operand [sheets, rows, columns] for TMA. */
 bool gpu_gemm_map_operand(
     const Device *device, TensorMap *map, const void *data, int64_t columns, int64_t rows, int64_t ld, int64_t sheets, int64_t stride);
@@ -127,7 +149,7 @@ INLINE Units units_of(const GemmArguments *g, int32_t problem) {
     if (slots_are_rows(g)) rows = slots;
     if (g->slots_are_depth && slots == 0 && g->d) rows = 0;
     Units u = {.rows = g->symmetric ? divide_up(rows, UNIT_ROWS) : (rows + UNIT_ROWS / 2 - 1) / UNIT_ROWS,
-        .columns = divide_up(g->n, HOPPER_COLUMNS),
+        .columns = divide_up(g->n, UNIT_COLUMNS),
         .slots = slots};
     u.half_rows = rows > u.rows * UNIT_ROWS;
     return u;
@@ -202,8 +224,8 @@ INLINE HopperTile hopper_tile(const GemmArguments *g, const Schedule *s, HopperW
     else if (g->symmetric) place_below_diagonal(index - walk->first, &row, &column);
     else place_in_band(index - walk->first, HOPPER_BAND, u.rows, u.columns, &row, &column);
     int32_t mine = tile.half ? HOPPER_ROWS / 2 : HOPPER_ROWS;
-    tile.row = row * UNIT_ROWS + part * (UNIT_ROWS / 2) + rank * mine;
-    tile.column = column * HOPPER_COLUMNS;
+    tile.row = row * UNIT_ROWS + part * (UNIT_ROWS / 2) + (HOPPER_BESIDE ? 0 : rank * mine);
+    tile.column = column * UNIT_COLUMNS + (HOPPER_BESIDE ? rank * HOPPER_COLUMNS : 0);
     tile.end = least(rows, tile.row + mine);
     tile.steps = tile.depth > TILE_DEPTH ? divide_up(tile.depth, TILE_DEPTH) : 1;
     return tile;
@@ -214,24 +236,26 @@ INLINE HopperTile hopper_tile(const GemmArguments *g, const Schedule *s, HopperW
 enum {
     HOPPER_A_ELEMENTS = HOPPER_ROWS * TILE_DEPTH,
     B_BOXES = HOPPER_COLUMNS / BOX_LINES,
-    D_BOXES = 2, /* side by side in a stage of D, for each warpgroup's rows */
+    D_BOXES = OUT_BOXES, /* side by side in a stage of D, for each warpgroup's rows */
 };
 
-/* Returns the stages of D, which follow those of the operands; one has 128 columns of bf16 or 64 of
- * fp32. */
+/* Returns the stages of D, which follow those of the operands; one has 64 columns of bf16 or 32 of
+ * fp32 per box. */
 INLINE int32_t d_steps(const GemmArguments *g) { return g->d ? HOPPER_COLUMNS * (g->wide ? 2 : 1) / (D_BOXES * PANEL_COLUMNS) : 0; }
 
 INLINE SharedBarrier stage_full(const Ring *r) { return &hopper_shared->full[r->stage]; }
 INLINE SharedBarrier stage_empty(const Ring *r) { return &hopper_shared->empty[r->stage]; }
 INLINE LOCAL bf16 *stage_at(const Ring *r) { return hopper_shared->stages[r->stage]; }
 
-/* Loads 64 lines x 64 steps along k of an operand. `ranks`: mask of the blocks of the cluster that
- * get it; 0: this block. */
-INLINE void load_box(
-    LOCAL bf16 *to, uint64_t map, TileLayout layout, int32_t line, int32_t depth, int32_t sheet, SharedBarrier full, const int ranks) {
-    int32_t column = layout == LAYOUT_LINES ? line : depth, row = layout == LAYOUT_LINES ? depth : line;
-    if (ranks) copy_box_to_cluster(to, map, column, row, sheet, full, ranks);
-    else copy_box(to, map, column, row, sheet, full);
+/* Loads boxes of 64 lines x 64 steps along k of an operand. The blocks of a cluster take turns if
+ * they share the lines. */
+INLINE void load_boxes(LOCAL bf16 *to, uint64_t map, TileLayout layout, int32_t line, int32_t depth, int32_t sheet, SharedBarrier full,
+    int32_t boxes, int32_t rank, const bool shared) {
+    for (int32_t i = shared ? rank : 0; i < boxes; i += shared ? HOPPER_CLUSTER : 1) {
+        int32_t at = line + i * BOX_LINES, column = layout == LAYOUT_LINES ? at : depth, row = layout == LAYOUT_LINES ? depth : at;
+        if (shared) copy_box_to_cluster(to + i * BOX_ELEMENTS, map, column, row, sheet, full, (1 << HOPPER_CLUSTER) - 1);
+        else copy_box(to + i * BOX_ELEMENTS, map, column, row, sheet, full);
+    }
 }
 
 /* The first row of a tile in the tensor maps of A, C and D, and its sheet in the maps of C and
@@ -253,8 +277,7 @@ INLINE SecondPlace second_place(const HopperSecond *second, int32_t column) {
     return place;
 }
 
-/* Loads the operands of a tile, except its last `later` stages. Each block of the cluster loads
- * every second box of B and multicasts it to both. */
+/* Loads the operands of a tile, except its last `later` stages. */
 INLINE void load_operands(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int32_t rank, int32_t round, int32_t later,
     TileLayout a, TileLayout b) {
     const GemmArguments *g = &h->gemm;
@@ -267,10 +290,8 @@ INLINE void load_operands(const GemmHopper *h, uint64_t maps, const HopperTile *
         shared_barrier_wait(stage_empty(ring), ring->phase + 1);
         if (step == 0) hopper_shared->tiles[round % HOPPER_TILES] = *t;
         shared_barrier_expect(full, (groups + B_BOXES) * BOX_ELEMENTS * 2);
-        for (int32_t i = 0; i < groups; i++) load_box(stage + i * BOX_ELEMENTS, map_a, a, row + i * BOX_LINES, depth, a_sheet, full, 0);
-        for (int32_t i = rank; i < B_BOXES; i += HOPPER_CLUSTER)
-            load_box(stage + HOPPER_A_ELEMENTS + i * BOX_ELEMENTS, map_b, b, t->column + i * BOX_LINES, depth, b_sheet, full,
-                (1 << HOPPER_CLUSTER) - 1);
+        load_boxes(stage, map_a, a, row, depth, a_sheet, full, groups, rank, HOPPER_BESIDE);
+        load_boxes(stage + HOPPER_A_ELEMENTS, map_b, b, t->column, depth, b_sheet, full, B_BOXES, rank, !HOPPER_BESIDE);
         ring_advance(ring, HOPPER_STAGES);
     }
 }
@@ -285,11 +306,8 @@ INLINE void load_second(
         SharedBarrier full = stage_full(ring);
         shared_barrier_wait(stage_empty(ring), ring->phase + 1);
         shared_barrier_expect(full, (groups + B_BOXES) * BOX_ELEMENTS * 2);
-        for (int32_t i = 0; i < groups; i++)
-            load_box(stage + i * BOX_ELEMENTS, map_a, a, t->row + i * BOX_LINES, place->depth + depth, 0, full, 0);
-        for (int32_t i = rank; i < B_BOXES; i += HOPPER_CLUSTER)
-            load_box(stage + HOPPER_A_ELEMENTS + i * BOX_ELEMENTS, map_b, b, place->line + i * BOX_LINES, depth, 0, full,
-                (1 << HOPPER_CLUSTER) - 1);
+        load_boxes(stage, map_a, a, t->row, place->depth + depth, 0, full, groups, rank, HOPPER_BESIDE);
+        load_boxes(stage + HOPPER_A_ELEMENTS, map_b, b, place->line, depth, 0, full, B_BOXES, rank, !HOPPER_BESIDE);
         ring_advance(ring, HOPPER_STAGES);
     }
 }
@@ -342,11 +360,24 @@ INLINE void group_barrier(int group) { named_barrier_wait(1 + group, WARPGROUP);
 
 enum { SUMS = HOPPER_COLUMNS / 2 };
 
-#define TIED_128(x) TIED_32(x, 0), TIED_32(x, 32), TIED_32(x, 64), TIED_32(x, 96)
 #define NAMED_128                                                                                                                          \
     NAMED_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, "   \
     "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "        \
     "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+#if HOPPER_WIDTH == 256
+#define TIED_SUMS(x) TIED_32(x, 0), TIED_32(x, 32), TIED_32(x, 64), TIED_32(x, 96)
+#define NAMED_SUMS NAMED_128
+#define SUMS_SHAPE "m64n256"
+#elif HOPPER_WIDTH == 128
+#define TIED_SUMS(x) TIED_128_COLUMNS(x)
+#define NAMED_SUMS NAMED_64
+#define SUMS_SHAPE "m64n128"
+#else
+#define TIED_SUMS(x) TIED_64_COLUMNS(x)
+#define NAMED_SUMS NAMED_32
+#define SUMS_SHAPE "m64n64"
+#endif
 
 /* Types of A and B. */
 typedef enum HopperTypes { BF16_BF16, E4M3_E4M3, E5M2_E4M3 } HopperTypes;
@@ -388,9 +419,9 @@ INLINE int descriptor_step(TileLayout layout) { return layout == LAYOUT_LINES ? 
 
 /* Starts x += A B for a stage. Code must not touch x until sums_wait. */
 INLINE void sums_start(float *x, LOCAL const bf16 *left, LOCAL const bf16 *right, const HopperForm form) {
-    if (form.types == BF16_BF16) WGMMA_STAGE(TIED_128(x), NAMED_128, "1", "m64n256k16.f32.bf16.bf16", ", %[a_lines], %[b_lines]");
-    else if (form.types == E4M3_E4M3) WGMMA_STAGE(TIED_128(x), NAMED_128, "1", "m64n256k32.f32.e4m3.e4m3", "");
-    else WGMMA_STAGE(TIED_128(x), NAMED_128, "1", "m64n256k32.f32.e5m2.e4m3", "");
+    if (form.types == BF16_BF16) WGMMA_STAGE(TIED_SUMS(x), NAMED_SUMS, "1", SUMS_SHAPE "k16.f32.bf16.bf16", ", %[a_lines], %[b_lines]");
+    else if (form.types == E4M3_E4M3) WGMMA_STAGE(TIED_SUMS(x), NAMED_SUMS, "1", SUMS_SHAPE "k32.f32.e4m3.e4m3", "");
+    else WGMMA_STAGE(TIED_SUMS(x), NAMED_SUMS, "1", SUMS_SHAPE "k32.f32.e5m2.e4m3", "");
 }
 /* Starts y = A B for a stage and 128 columns. Code must not touch y until wgmma_wait. */
 INLINE void half_start(float *y, LOCAL const bf16 *left, LOCAL const bf16 *right, const HopperForm form) {
@@ -399,7 +430,7 @@ INLINE void half_start(float *y, LOCAL const bf16 *left, LOCAL const bf16 *right
 }
 /* Waits until all sums_start except the last have read their stages. */
 INLINE void sums_wait_for_earlier(void) { __asm__ volatile("wgmma.wait_group.sync.aligned 1;" : : : "memory"); }
-INLINE void sums_wait(float *x) { __asm__ volatile("wgmma.wait_group.sync.aligned 0;" : TIED_128(x) : : "memory"); }
+INLINE void sums_wait(float *x) { __asm__ volatile("wgmma.wait_group.sync.aligned 0;" : TIED_SUMS(x) : : "memory"); }
 
 /* Zeroes a stage after `depth` steps along k, which are slots of another expert: the lines of A
  * that this warpgroup reads, and all of B, because warpgroups are not synchronized. */
@@ -439,14 +470,14 @@ INLINE void sums_scale_fp8(const GemmHopper *h, const HopperTile *t, int group, 
 
 /* x += beta D for the columns of stage s of D. */
 INLINE void sums_add_stage(const GemmArguments *g, Ring *ring, int group, float *x, const int s, const bool wide) {
-    const int blocks = wide ? SUMS / 16 : SUMS / 8; /* blocks of eight columns */
+    const int of_box = wide ? 4 : 8, blocks = D_BOXES * of_box; /* blocks of eight columns */
     int row = wave_id() % 4 * 16 + lane_id() / 4, lane = lane_id() % 4;
     LOCAL const bf16 *from = stage_at(ring) + group * D_BOXES * BOX_ELEMENTS;
     shared_barrier_wait(stage_full(ring), ring->phase);
     UNROLL for (int i = 0; i < blocks * 2; i++) {
-        LOCAL const bf16 *box = from + i / blocks * BOX_ELEMENTS;
+        LOCAL const bf16 *box = from + i / (2 * of_box) * BOX_ELEMENTS;
         float *pair = x + (s * blocks * 2 + i) * 2;
-        int at = row + i % 2 * 8, block = i / 2 % (blocks / 2);
+        int at = row + i % 2 * 8, block = i / 2 % of_box;
         if (wide) {
             f32x2 d = *(LOCAL const f32x2 *)(box + tile_at(PANEL_COLUMNS, at, block * 16 + lane / 2 * 8) + lane % 2 * 4);
             pair[0] += g->beta * d.x, pair[1] += g->beta * d.y;
@@ -461,7 +492,7 @@ INLINE void sums_add_stage(const GemmArguments *g, Ring *ring, int group, float 
 }
 
 INLINE void sums_add_d(const GemmArguments *g, Ring *ring, int group, float *x, const bool wide) {
-    UNROLL for (int s = 0; s < (wide ? 4 : 2); s++) sums_add_stage(g, ring, group, x, s, wide);
+    UNROLL for (int s = 0; s < HOPPER_COLUMNS / (D_BOXES * (wide ? 32 : 64)); s++) sums_add_stage(g, ring, group, x, s, wide);
 }
 
 INLINE void sums_add_bias(const GemmArguments *g, float *x, int32_t column) {
@@ -719,5 +750,11 @@ INLINE void multiply_hopper_two(const GemmHopper *h, uint64_t maps, const Hopper
 }
 
 INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, const HopperForm form) { multiply_hopper_two(h, maps, 0, form); }
+
+#define HOPPER_KERNEL(name, left, right)                                                                              \
+    KERNEL(name, GemmHopper) {                                                                                        \
+        CLUSTER_BOUNDS(HOPPER_THREADS, 1, HOPPER_CLUSTER);                                                            \
+        multiply_hopper(&a, ARGUMENTS_ADDRESS(name), (HopperForm){left, right}); \
+    }
 
 #endif

@@ -19,6 +19,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/scope.h"
 #include "support/check.h"
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
@@ -833,6 +834,56 @@ static void two_products_whose_parts_cut_tiles_are_left_alone(void **state) {
     assert_false(check_two(&(TwoSize){64, 512, 64, 16, 1, {{0, 136}}}, true, false));
 }
 
+/* -- Exact rows ---------------------------------------------------------------------------------------------------- */
+
+/* With device_set_exact a row of C = A B^T has the same bits among any number of rows, though tiles differ. */
+static void expect_exact_rows(int64_t n, GemmType output, bool biased, bool added) {
+    enum { ROWS = 700, DEPTH = 520 }; /* more stages than a ring of any kernel has */
+    static const int64_t rows[] = {ROWS, 1, 40, 64, 65, 200, 300};
+    Matrix a = matrix_new(GEMM_BF16, ROWS, DEPTH, DEPTH, true), b = matrix_new(GEMM_BF16, n, DEPTH, DEPTH, true);
+    Matrix bias = matrix_new(GEMM_F32, 1, n, n, true), before = matrix_new(output, ROWS, n, n, true),
+           c = matrix_new(output, ROWS, n, n, false);
+    Gemm gemm = {.transpose_b = true,
+        .input = GEMM_BF16,
+        .output = output,
+        .n = n,
+        .k = DEPTH,
+        .a = a.device,
+        .lda = DEPTH,
+        .b = b.device,
+        .ldb = DEPTH,
+        .c = c.device,
+        .ldc = n,
+        .bias = biased ? (const float *)bias.device : NULL,
+        .accumulate = added};
+    SCOPED_FREE char *expected = memory_allocate((size_t)matrix_bytes(&c));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        device_upload(check_device(), c.device, before.host, matrix_bytes(&c));
+        gemm.m = rows[i];
+        gpu_gemm(check_device(), &gemm);
+        matrix_download(&c);
+        size_t bytes = (size_t)(rows[i] * n * element_bytes(output));
+        if (i == 0) memcpy(expected, c.host, bytes);
+        if (memcmp(c.host, expected, bytes) != 0) fail_msg("%lld rows of %lld columns differ", (long long)rows[i], (long long)n);
+    }
+    matrix_free(&a), matrix_free(&b), matrix_free(&bias), matrix_free(&before), matrix_free(&c);
+}
+
+static void exact_rows_have_the_same_bits_among_any_rows(void **state) {
+    (void)state;
+    const int64_t columns[] = {8, 72, 264, 4224, 8448}; /* the last is cut into 64, 128 and 256 columns on an H200 */
+    if (!check_device()) skip();
+    bool emulated = device_info(check_device())->emulated;
+    device_set_exact(check_device(), true);
+    for (int i = 0; i < (emulated ? 2 : 5); i++) {
+        expect_exact_rows(columns[i], GEMM_BF16, false, false);
+        expect_exact_rows(columns[i], GEMM_BF16, true, true);
+        expect_exact_rows(columns[i], GEMM_F32, true, true);
+    }
+    if (!emulated) check_experts(check_forward);
+    device_set_exact(check_device(), false);
+}
+
 /* -- Speed --------------------------------------------------------------------------------------------------------- */
 
 /* Random numbers of one sign or the other: what the clock does under load depends on the data. */
@@ -1075,6 +1126,7 @@ int main(void) {
         cmocka_unit_test(gemms_of_experts_are_added_to_bf16_and_rounded_once),
         cmocka_unit_test(two_products_match_a_loop),
         cmocka_unit_test(two_products_whose_parts_cut_tiles_are_left_alone),
+        cmocka_unit_test(exact_rows_have_the_same_bits_among_any_rows),
         cmocka_unit_test(speed_of_adapters),
         cmocka_unit_test(speed),
     };
