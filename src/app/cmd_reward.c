@@ -13,31 +13,19 @@
 #include "base/json_reader.h"
 #include "base/log.h"
 #include "base/scope.h"
+#include "config/config.h"
+#include "config/reward_options.h"
 #include "rl/reward.h"
 
-/* Names and ranges are those of the settings of a run. */
 typedef struct RewardOptions {
-    struct {
-        const char *reward;
-        double reward_seconds, code_seconds;
-        int64_t reward_copies, reward_in_flight, reward_attempts, code_memory;
-        int reward_errors;
-    } rl;
+    RlConfig rl;
     bool serve;
 } RewardOptions;
 
 #define FIELD(name) offsetof(RewardOptions, name)
 static const Option rows[] = {
-    STRING_OPTION(
-        rl.reward, "", "", "rewards and their weights, as in \"boxed, 0.2*format:<think>.*</think>\"; docs/rewards.md lists them"),
-    INT_OPTION(rl.reward_copies, "4", 1, 4096, "processes", "copies of a reward program, or requests to a server, at once"),
-    INT_OPTION(rl.reward_in_flight, "1", 1, 1e6, "requests", "requests that one copy has at once; it may answer them in any order"),
-    REAL_OPTION(rl.reward_seconds, "120", 0.001, 1e6, "seconds", "time for the answer of a reward program or a server"),
-    INT_OPTION(rl.reward_attempts, "3", 1, 1000, "attempts", "attempts at a sample whose reward program fails"),
-    CHOICE_OPTION(rl.reward_errors, "stop", "stop|skip", "at a sample without a reward: stop, or warn and exclude it"),
-    REAL_OPTION(rl.code_seconds, "5", 1, 1e5, "seconds", "CPU time of the tests of one sample of generated code"),
-    INT_OPTION(rl.code_memory, "2Gi", 1 << 26, 1e15, "bytes", "memory of generated code"),
-    BOOL_OPTION(serve, "false", "read requests from standard input and write answers, as a reward program does"),
+    REWARD_OPTIONS(.class = OPTION_FIXED, .class = OPTION_FIXED)
+        BOOL_OPTION(serve, "false", "read requests from standard input and write answers, as a reward program does"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
@@ -51,14 +39,8 @@ typedef struct RewardRun {
 
 static bool open_rewards(RewardRun *run, Error *error) {
     const RewardOptions *o = run->options;
-    const RewardLimits limits = {.copies = o->rl.reward_copies,
-        .in_flight = o->rl.reward_in_flight,
-        .attempts = o->rl.reward_attempts,
-        .seconds = o->rl.reward_seconds,
-        .code_seconds = o->rl.code_seconds,
-        .code_bytes = o->rl.code_memory,
-        .skip = o->rl.reward_errors,
-        .here = o->serve};
+    RewardLimits limits = rewards_limits(&o->rl);
+    limits.here = o->serve;
     if (!*o->rl.reward) return error_set(error, ERROR_USAGE, "rl.reward is not given: name a reward, as in rl.reward=exact");
     return (run->rewards = rewards_create(o->rl.reward, limits, error)) != NULL;
 }

@@ -110,6 +110,7 @@ static void take_free(ModelConfig *model, const ModelConfig *from) {
     model->text_tokens = from->text_tokens; /* from the encodings */
     model->fp8 = from->fp8;
     model->preference = from->preference;
+    model->policy = from->policy;
 }
 
 /* A new run with adapters whose init is a run with adapters trains these further: their base
@@ -133,6 +134,7 @@ static bool take_model(const TrainArguments *arguments, Config *config, OptionSt
     options_defaults(&config_table, config, strings);
     origin.model.fp8 = config->model.fp8; /* FP8 is not part of a model, and neither is the loss */
     origin.model.preference = config->model.preference;
+    origin.model.policy = config->model.policy;
     config->model = origin.model;
     if (model_makes_images(&config->model)) config->model.context = 0; /* from the images of this run */
     if (!apply_arguments(arguments, config, strings, error)) return false;

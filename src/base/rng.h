@@ -17,6 +17,7 @@ enum {
     RNG_STREAM_NOISE = 6,
     RNG_STREAM_TIME = 7,
     RNG_STREAM_CAPTION = 8,
+    RNG_STREAM_REFILL = 9,
 };
 
 /* Key: seed; counter: stream, index (low words first). */

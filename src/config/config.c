@@ -9,6 +9,8 @@
 #include "config/layout_rules.h"
 #include "config/lora_targets.h"
 #include "config/needs.h"
+#include "config/policy_rule.h"
+#include "config/reward_options.h"
 
 #define FIELD(path) offsetof(Config, path)
 #define MANY 1e15 /* "no limit" for counts: exact in a double */
@@ -345,6 +347,41 @@ static const Option rows[] = {
     {"preference.label_smoothing", OPTION_REAL, FIELD(model.preference.label_smoothing), "0", 0, 0.5, NULL, "",
         "preference.loss=dpo: assumed fraction of wrong preferences (cDPO)"},
 
+    {"rl.loss", OPTION_CHOICE, FIELD(model.policy.loss), "none", 0, 0,
+        "none|grpo|dr_grpo|dapo|gspo|cispo|rloo|reinforce_pp|maxrl|dppo|distill", "",
+        "reinforcement learning of init=MODEL on the prompts of data.train, with this loss; distill: towards rl.reference"},
+    REWARD_OPTIONS(CHANGES, FREE) BOOL_OPTION(rl.record, "true", "write the samples of each rollout to RUN/rollouts", FREE),
+    INT_OPTION(rl.prompts, "8", 1, 1 << 20, "prompts", "prompts of a rollout", CHANGES),
+    INT_OPTION(rl.samples, "8", 1, 65536, "samples", "samples of each prompt, which form a group", CHANGES),
+    INT_OPTION(rl.updates, "1", 1, 1024, "updates", "optimizer steps that share the samples of a rollout; divides rl.prompts", CHANGES),
+    INT_OPTION(rl.tokens, "256", 1, 1 << 24, "tokens", "most tokens of a sample", CHANGES),
+    INT_OPTION(rl.slots, "64", 1, 1024, "sequences", "sequences that a rank generates at once", FREE),
+    REAL_OPTION(rl.temperature, "1", 1e-3, 100, "", "divisor of the logits, when samples are drawn and when they are trained", CHANGES),
+    INT_OPTION(rl.refill, "0", 0, 1024, "rounds",
+        "leave out groups whose samples have equal rewards, and generate other prompts in their place in up to this many rounds", CHANGES),
+    INT_OPTION(rl.overlong, "0", 0, 1 << 24, "tokens",
+        "soft penalty of length: over the last N of rl.tokens tokens the reward falls linearly by 1 (DAPO); 0: none", CHANGES),
+    BOOL_OPTION(rl.mask_truncated, "false", "do not train samples that rl.tokens cut off", CHANGES),
+    {"rl.clip_low", OPTION_REAL, FIELD(model.policy.low), "-1", -1, 1, NULL, "",
+        "the ratio of probabilities is clipped at 1 minus this (epsilon); dppo: bound of a falling probability; -1: the loss's default",
+        CHANGES},
+    {"rl.clip_high", OPTION_REAL, FIELD(model.policy.high), "-1", -1, 1e6, NULL, "",
+        "and at 1 plus this (epsilon_high); cispo: the largest ratio; dppo: bound of a rising probability; -1: the loss's default",
+        CHANGES},
+    {"rl.clip_dual", OPTION_REAL, FIELD(model.policy.dual), "0", 0, 1e6, NULL, "",
+        "largest ratio of tokens with a negative advantage (delta); 0: none", CHANGES},
+    {"rl.kl_coef", OPTION_REAL, FIELD(model.policy.kl), "0", 0, 1e6, NULL, "",
+        "weight of the KL divergence to the reference (beta); 0: no reference", CHANGES},
+    CHOICE_OPTION(
+        rl.kl, "loss", "loss|reward", "add the KL divergence to the loss of each token (k3), or subtract it from rewards (k1)", CHANGES),
+    STRING_OPTION(rl.reference, "", "",
+        "run or model folder with the same tokens: the reference of rl.kl_coef, or the teacher of rl.loss=distill; empty: init", CHANGES,
+        PATH),
+    {"rl.entropy", OPTION_REAL, FIELD(model.policy.entropy), "0", 0, 1e6, NULL, "",
+        "weight of the entropy, estimated by the drawn tokens, that the loss adds to the objective", CHANGES},
+    {"rl.penalty", OPTION_REAL, FIELD(model.policy.penalty), "1e-3", 0, 1e6, NULL, "",
+        "rl.loss=dppo: weight of the squared logarithm of the ratio", CHANGES},
+
     INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks",
         "data parallelism: groups of ranks that split the batch; 0: derived from the number of ranks", CHANGES),
     INT_OPTION(
@@ -632,8 +669,59 @@ static bool check_preference(const Config *config, Error *error) {
                "preference.loss does not work with fp8.recipe, because FP8 is too coarse for log-probability differences: remove one");
 }
 
+/* Checks the settings of reinforcement learning. A step's tokens depend on its samples, so the tokens
+ * of a step are those of one microbatch. */
+static bool check_policy(const Config *config, Error *error) {
+    const RlConfig *rl = &config->rl;
+    const LayoutConfig *layout = &config->layout;
+    if (!config->model.policy.loss) return true;
+    const PolicyRule *rule = policy_rule(&config->model.policy);
+    if (!config->init[0]) return error_set(error, ERROR_USAGE, "rl.loss=%s trains an existing model: set init=MODEL", rule->name);
+    if (config->model.preference.loss != PREFERENCE_NONE)
+        return error_set(error, ERROR_USAGE, "rl.loss and preference.loss are two ways to train: remove one");
+    if (rl->prompts % rl->updates)
+        return error_set(
+            error, ERROR_USAGE, "rl.updates=%lld does not divide rl.prompts=%lld", (long long)rl->updates, (long long)rl->prompts);
+    if (rule->advantage != ADVANTAGE_TEACHER && !rl->reward[0])
+        return error_set(error, ERROR_USAGE, "rl.loss=%s needs rewards: set rl.reward (docs/rewards.md)", rule->name);
+    if (rule->advantage == ADVANTAGE_TEACHER && !rl->reference[0])
+        return error_set(error, ERROR_USAGE, "rl.loss=distill needs a teacher: set rl.reference=MODEL");
+    if (rule->advantage != ADVANTAGE_TEACHER && rl->samples < 2)
+        return error_set(error, ERROR_USAGE, "rl.loss=%s compares the samples of a prompt: set rl.samples to at least 2", rule->name);
+    if (config->steps % rl->updates || config->stop_at % rl->updates || config->checkpoint.every % rl->updates ||
+        config->eval.every % rl->updates)
+        return error_set(error, ERROR_USAGE,
+            "steps=%lld, stop_at=%lld, checkpoint.every=%lld and eval.every=%lld must be multiples of rl.updates=%lld, because a rollout "
+            "is "
+            "not interrupted",
+            (long long)config->steps, (long long)config->stop_at, (long long)config->checkpoint.every, (long long)config->eval.every,
+            (long long)rl->updates);
+    if (config->tokens || config->epochs > 0)
+        return error_set(error, ERROR_USAGE, "the tokens of rl.loss are not known in advance: set steps instead of tokens or epochs");
+    if (config->optimizer.in_backward)
+        return error_set(error, ERROR_USAGE,
+            "optimizer.in_backward needs steps of one microbatch, which rl.loss cannot promise: set optimizer.in_backward=false");
+    if (config->lora.rank && !rl->reference[0] && config->model.policy.kl > 0 &&
+        (config->lora.modules_to_save[0] || config->lora.tokens[0]))
+        return error_set(error, ERROR_USAGE,
+            "the adapters' base is the reference of rl.kl_coef, but lora.modules_to_save and lora.tokens change it: set rl.reference=%s",
+            config->init);
+    if (rl->tokens >= config->data.length)
+        return error_set(error, ERROR_USAGE, "rl.tokens=%lld leaves no room for a prompt in data.length=%lld: increase data.length",
+            (long long)rl->tokens, (long long)config->data.length);
+    if (!config->data.document_mask)
+        return error_set(error, ERROR_USAGE, "rl.loss packs samples into sequences: set data.document_mask=true");
+    if (config->model.fp8.recipe != FP8_NONE)
+        return error_set(error, ERROR_USAGE, "rl.loss does not work with fp8.recipe: samples and updates would round differently");
+    if (layout->tp > 1 || layout->pp > 1 || layout->cp > 1 || layout->ep > 1 || layout->zero > 2)
+        return error_set(error, ERROR_USAGE,
+            "rl.loss generates with a whole model on each rank: set layout.tp, pp, cp and ep to 1, and layout.zero to at most 2");
+    return true;
+}
+
 bool config_check_started(Config *config, int64_t started, Error *error) {
     settle_steps(config);
+    if (config->model.policy.loss) config->batch.tokens = config->batch.sequences * config->data.length;
     if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
     if (config->model.context == 0) config->model.context = config->data.length;
@@ -644,7 +732,7 @@ bool config_check_started(Config *config, int64_t started, Error *error) {
         return error_set(
             error, ERROR_USAGE, "data.packing=best_fit packs unrelated documents into one sequence: set data.document_mask=true");
     return check_images(config, error) && check_lora(config, error) && check_fp8(config, error) && check_preference(config, error) &&
-           layout_check_early(config, started, error) && check_schedule(config, error);
+           check_policy(config, error) && layout_check_early(config, started, error) && check_schedule(config, error);
 }
 
 bool config_check(Config *config, Error *error) { return config_check_started(config, 0, error); }

@@ -42,6 +42,13 @@ typedef struct PreferenceConfig {
     double beta, label_smoothing;
 } PreferenceConfig;
 
+/* Reinforcement learning (config/policy_rule.h, ops/policy/rule.c). */
+typedef struct PolicyConfig {
+    int loss;         /* 1 + index into policy_rules; 0: none */
+    double low, high; /* bounds of the ratio; -1: the rule's */
+    double dual, kl, entropy, penalty;
+} PolicyConfig;
+
 typedef struct ModelConfig {
     int family;                                       /* index into family_rules (config/family.h) */
     int64_t layers, width, heads, kv_heads, head_dim; /* head_dim 0: width / heads */
@@ -100,6 +107,7 @@ typedef struct ModelConfig {
     bool guidance;               /* flux: has an embedding of the guidance scale, as FLUX.1-dev has */
     Fp8Config fp8;               /* not part of the model: how it is computed */
     PreferenceConfig preference; /* not part of the model: its loss */
+    PolicyConfig policy;         /* the same */
 } ModelConfig;
 
 static inline bool model_layer_has_experts(const ModelConfig *model, int64_t layer) {
@@ -153,6 +161,20 @@ typedef struct OptimizerConfig {
     int64_t newton_schulz_steps;
     bool decay_vectors, in_backward;
 } OptimizerConfig;
+
+/* Where the KL divergence to the reference counts: in the loss of each token, or in the reward. */
+typedef enum RlKl { RL_KL_LOSS, RL_KL_REWARD } RlKl;
+/* What happens if the reward of a sample cannot be had. */
+typedef enum RlRewardErrors { RL_ERRORS_STOP, RL_ERRORS_SKIP } RlRewardErrors;
+/* Rollouts of reinforcement learning (rl/rollout.h). */
+typedef struct RlConfig {
+    const char *reward, *reference;
+    int64_t prompts, samples, updates, tokens, slots, refill, overlong;
+    double temperature, reward_seconds, code_seconds;
+    int64_t reward_copies, reward_in_flight, reward_attempts, code_memory;
+    int kl, reward_errors; /* RlKl, RlRewardErrors */
+    bool mask_truncated, record;
+} RlConfig;
 
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
 typedef struct ScheduleConfig {
@@ -234,6 +256,7 @@ typedef struct Config {
     DataConfig data;
     BatchConfig batch;
     FlowConfig flow;
+    RlConfig rl;
     OptimizerConfig optimizer;
     ScheduleConfig schedule;
     LayoutConfig layout;

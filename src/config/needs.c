@@ -14,9 +14,14 @@
 #include "base/strings.h"
 #include "config/family.h"
 #include "config/optimizer_rule.h"
+#include "config/policy_rule.h"
 #include "config/rule_settings_internal.h"
 
 /* -- Conditions ---------------------------------------------------------------------------------------------------- */
+
+static bool policy_has(const Config *config, PolicyObjective objective) {
+    return config->model.policy.loss && policy_rule(&config->model.policy)->objective == objective;
+}
 
 #define CONDITION(name, value) \
     static bool name(const Config *config, const RunFacts *facts) { \
@@ -50,6 +55,15 @@ CONDITION(has_adapters, config->lora.rank > 0)
 CONDITION(trains_all, config->lora.rank == 0)
 CONDITION(has_pairs, config->model.preference.loss != PREFERENCE_NONE)
 CONDITION(is_dpo, config->model.preference.loss == PREFERENCE_DPO)
+
+CONDITION(has_policy, config->model.policy.loss)
+CONDITION(has_reward, config->model.policy.loss && config->rl.reward[0])
+CONDITION(has_batches, !config->model.policy.loss)
+CONDITION(has_dual, policy_has(config, POLICY_CLIP))
+CONDITION(has_penalty, policy_has(config, POLICY_DIFFERENCE))
+CONDITION(has_kl, config->model.policy.loss && config->model.policy.kl > 0)
+CONDITION(has_reference,
+    has_kl(config, facts) || (config->model.policy.loss && policy_rule(&config->model.policy)->advantage == ADVANTAGE_TEACHER))
 
 CONDITION(has_ramp_steps, config->batch.ramp_steps > 0)
 CONDITION(has_ramp_tokens, config->batch.ramp_tokens > 0)
@@ -226,6 +240,8 @@ static const Need rows[] = {
     {"model.guidance", OF_RULE, REFUSE},
     {"model.padding", OF_RULE, REFUSE},
 
+    {"batch.tokens", "data that fill batches; rl.prompts sets the size of a step of rl.loss", has_batches, REFUSE},
+    {"batch.ramp_steps", "data that fill batches (no rl.loss)", has_batches, REFUSE},
     {"batch.ramp_tokens", "batch.ramp_steps", has_ramp_steps, WARN},
     {"batch.ramp_tokens", "a first phase of data.train without its own ramp", leaves_ramp, START},
     {"batch.ramp_steps", "batch.ramp_tokens", has_ramp_tokens, WARN},
@@ -277,6 +293,34 @@ static const Need rows[] = {
     {"preference.loss", TEXT_ONLY, is_text, REFUSE},
     {"preference.beta", "preference.loss", has_pairs, REFUSE},
     {"preference.label_smoothing", "preference.loss=dpo", is_dpo, REFUSE},
+
+    {"rl.loss", TEXT_ONLY, is_text, REFUSE},
+    {"rl.reward", "rl.loss", has_policy, REFUSE},
+    {"rl.reward_copies", "rl.reward", has_reward, REFUSE},
+    {"rl.reward_in_flight", "rl.reward", has_reward, REFUSE},
+    {"rl.reward_seconds", "rl.reward", has_reward, REFUSE},
+    {"rl.reward_attempts", "rl.reward", has_reward, REFUSE},
+    {"rl.code_seconds", "rl.reward", has_reward, REFUSE},
+    {"rl.code_memory", "rl.reward", has_reward, REFUSE},
+    {"rl.reward_errors", "rl.reward", has_reward, REFUSE},
+    {"rl.record", "rl.loss", has_policy, REFUSE},
+    {"rl.prompts", "rl.loss", has_policy, REFUSE},
+    {"rl.samples", "rl.loss", has_policy, REFUSE},
+    {"rl.updates", "rl.loss", has_policy, REFUSE},
+    {"rl.tokens", "rl.loss", has_policy, REFUSE},
+    {"rl.slots", "rl.loss", has_policy, REFUSE},
+    {"rl.temperature", "rl.loss", has_policy, REFUSE},
+    {"rl.refill", "rl.loss", has_policy, REFUSE},
+    {"rl.overlong", "rl.loss", has_policy, REFUSE},
+    {"rl.mask_truncated", "rl.loss", has_policy, REFUSE},
+    {"rl.clip_low", "rl.loss", has_policy, REFUSE},
+    {"rl.clip_high", "rl.loss", has_policy, REFUSE},
+    {"rl.kl_coef", "rl.loss", has_policy, REFUSE},
+    {"rl.entropy", "rl.loss", has_policy, REFUSE},
+    {"rl.clip_dual", "a loss of rl.loss that clips ratios", has_dual, REFUSE},
+    {"rl.penalty", "rl.loss=dppo", has_penalty, REFUSE},
+    {"rl.kl", "rl.kl_coef", has_kl, REFUSE},
+    {"rl.reference", "rl.kl_coef or rl.loss=distill", has_reference, REFUSE},
 
     {"layout.pp_schedule", "layout.pp=2 or more", is_staged, REFUSE},
     {"layout.pp_schedule", "layout.pp_chunks other than 1 (one chunk is the schedule 1f1b)", is_interleaved, REFUSE},

@@ -51,8 +51,13 @@ struct Engine {
 };
 
 Engine *engine_create(const ModelConfig *config, Precision precision, Device *device, EngineSizes sizes, Error *error) {
+    return engine_create_beside(config, precision, NULL, device, sizes, error);
+}
+
+Engine *engine_create_beside(
+    const ModelConfig *config, Precision precision, const EngineOwner *owner, Device *device, EngineSizes sizes, Error *error) {
     assert(sizes.slots > 0 && sizes.slots <= ENGINE_MOST_SLOTS);
-    EnginePrograms *programs = engine_programs_create(config, precision, device, &sizes, error);
+    EnginePrograms *programs = engine_programs_create(config, precision, owner, device, &sizes, error);
     if (!programs) return NULL;
     Engine *e = memory_allocate(sizeof *e);
     *e = (Engine){.config = config, .sizes = sizes, .programs = programs, .end = &e->first};

@@ -17,6 +17,7 @@
 #include "config/config.h"
 #include "graph/graph.h"
 #include "infer/generate.h"
+#include "program/program.h"
 
 typedef struct EngineSizes {
     int64_t slots;      /* most sequences at once, up to ENGINE_MOST_SLOTS */
@@ -92,6 +93,17 @@ typedef struct Engine Engine;
 /* Allocates weights (zero) and caches. `config` and the device outlive the engine. ERROR_MEMORY if
  * not even one sequence of the context, or all useful rows, would fit. */
 Engine *engine_create(const ModelConfig *config, Precision precision, Device *device, EngineSizes sizes, Error *error);
+/* The owner of the weights with which an engine generates: a started program of the same model and
+ * precision, with whole weights, and what it was built with. Borrowed; it outlives the engine and does
+ * not run while the engine does. */
+typedef struct EngineOwner {
+    const Program *program;
+    const Layout *layout;
+    const LoraConfig *lora; /* without a rank: no adapters */
+} EngineOwner;
+/* Creates an engine like engine_create that has no weights of its own. */
+Engine *engine_create_beside(
+    const ModelConfig *config, Precision precision, const EngineOwner *owner, Device *device, EngineSizes sizes, Error *error);
 void engine_free(Engine *engine); /* NULL is allowed */
 
 /* For setting the weights, as in infer/generate.h. */

@@ -26,6 +26,7 @@ static_assert(1 << (BATCHES - 1) == ENGINE_MOST_SLOTS, "one program for each pow
 struct EnginePrograms {
     const ModelConfig *config;
     Precision precision;
+    const EngineOwner *owner; /* of the weights; NULL: the programs */
     Device *device;
     EngineSizes sizes;
     /* Batches by sequences, then blocks by `block_lengths`, then by `score_lengths` with
@@ -33,7 +34,7 @@ struct EnginePrograms {
     Program programs[BATCHES + BLOCKS + SCORE_BLOCKS];
     int count, batches, blocks; /* of all; of the first two kinds */
     void *shared[ARENA_COUNT];
-    int64_t bytes[ARENA_COUNT]; /* of `shared` */
+    int64_t bytes[ARENA_COUNT]; /* of `shared`; 0: the owner's */
     void *drawn;                /* WIDE [rows, draw_columns(sizes.top)], in memory that the device can access */
     EngineScore *top;           /* [rows, sizes.top] of the last run */
 };
@@ -52,6 +53,12 @@ static SlotSizes padded_sizes(const EnginePrograms *e) {
 static int64_t prompt_state(const EnginePrograms *e, int64_t slot) { return e->sizes.slots + slot; }
 static int64_t padding_state(const EnginePrograms *e) { return 2 * e->sizes.slots; }
 
+/* Returns the owner's arena, if programs that need these bytes of it use it; else NULL. */
+static void *owner_arena(const EnginePrograms *e, Arena arena, int64_t bytes) {
+    bool weights = arena == ARENA_WEIGHT || arena == ARENA_MASTER || arena == ARENA_QUANTIZED;
+    return e->owner && weights && bytes ? executor_arena(e->owner->program->executor, arena) : NULL;
+}
+
 /* Returns the bytes of a cache row, in all layers. */
 static int64_t cache_row_bytes(const Graph *graph) {
     int64_t columns = 0;
@@ -60,26 +67,28 @@ static int64_t cache_row_bytes(const Graph *graph) {
     return columns * precision_bytes(graph->precision, TYPE_COMPUTE);
 }
 
-static bool add_program(EnginePrograms *e, int64_t sequences, int64_t length, bool draws, Error *error) {
+static bool add_program(EnginePrograms *e, SlotRun run, Error *error) {
     SlotSizes sizes = padded_sizes(e);
-    if (e->sizes.penalties && length == 1) sizes.penalized = e->sizes.slots;
+    if (e->sizes.penalties && run.length == 1) sizes.penalized = e->sizes.slots;
     Program *program = &e->programs[e->count++];
-    program->model = model_build_slots(e->config, e->precision, &sizes, sequences, length, draws);
+    program->model = model_build_slots(e->config, e->owner ? e->owner->lora : NULL, e->precision, &sizes, run);
+    if (e->owner) layout_place(program->layout = e->owner->layout, program->model.graph);
     if (!program_plan(program, e->device, error)) return false;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
-        if (engine_shares(arena)) e->bytes[arena] = int_max(e->bytes[arena], program->plan.bytes[arena]);
+        if (engine_shares(arena) && !owner_arena(e, arena, program->plan.bytes[arena]))
+            e->bytes[arena] = int_max(e->bytes[arena], program->plan.bytes[arena]);
     return true;
 }
 
 static bool plan_engine_programs(EnginePrograms *e, Error *error) {
     do
-        if (!add_program(e, 1 << e->batches++, 1, true, error)) return false;
+        if (!add_program(e, (SlotRun){1 << e->batches++, 1, true}, error)) return false;
     while (1 << (e->batches - 1) < e->sizes.slots);
     do
-        if (!add_program(e, 1, block_lengths[e->blocks++], false, error)) return false;
+        if (!add_program(e, (SlotRun){1, block_lengths[e->blocks++], false}, error)) return false;
     while (e->blocks < BLOCKS && block_lengths[e->blocks - 1] < e->config->context);
     for (int i = 0; e->sizes.scores && i < SCORE_BLOCKS; i++)
-        if (!add_program(e, 1, score_lengths[i], true, error)) return false;
+        if (!add_program(e, (SlotRun){1, score_lengths[i], true}, error)) return false;
     return true;
 }
 
@@ -93,7 +102,7 @@ static int64_t engine_needs(const EnginePrograms *e) {
     int64_t bytes = 0;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         bytes += e->bytes[arena];
-        for (int i = 0; i < e->count && !engine_shares(arena); i++) bytes += e->programs[i].plan.bytes[arena];
+        for (int i = 0; i < e->count && !engine_shares(arena) && !owner_arena(e, arena, 1); i++) bytes += e->programs[i].plan.bytes[arena];
     }
     return bytes;
 }
@@ -137,6 +146,7 @@ static bool start_engine(EnginePrograms *e, Error *error) {
     if (!choose_cache_rows(e, error)) return false;
     if (!(e->drawn = device_allocate_host(e->device, drawn_bytes(e), error))) return error_context(error, "drawn tokens");
     e->top = memory_allocate((size_t)(drawn_rows(e) * e->sizes.top) * sizeof *e->top);
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++) e->shared[arena] = owner_arena(e, arena, 1);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (e->bytes[arena] && !(e->shared[arena] = device_allocate(e->device, e->bytes[arena], error)))
             return error_context(error, "the %s of generation", arena_name(arena));
@@ -145,9 +155,10 @@ static bool start_engine(EnginePrograms *e, Error *error) {
     return true;
 }
 
-EnginePrograms *engine_programs_create(const ModelConfig *config, Precision precision, Device *device, EngineSizes *sizes, Error *error) {
+EnginePrograms *engine_programs_create(
+    const ModelConfig *config, Precision precision, const EngineOwner *owner, Device *device, EngineSizes *sizes, Error *error) {
     EnginePrograms *e = memory_allocate(sizeof *e);
-    *e = (EnginePrograms){.config = config, .precision = precision, .device = device, .sizes = *sizes};
+    *e = (EnginePrograms){.config = config, .precision = precision, .owner = owner, .device = device, .sizes = *sizes};
     if (!start_engine(e, error)) {
         engine_programs_free(e);
         return NULL;
@@ -160,7 +171,7 @@ void engine_programs_free(EnginePrograms *e) {
     if (!e) return;
     if (e->drawn) device_free_host(e->device, e->drawn, drawn_bytes(e));
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
-        if (e->shared[arena]) device_free(e->device, e->shared[arena], e->bytes[arena]);
+        if (e->shared[arena] && e->bytes[arena]) device_free(e->device, e->shared[arena], e->bytes[arena]);
     free_programs(e);
     free(e->top);
     free(e);

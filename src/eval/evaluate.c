@@ -332,7 +332,7 @@ bool evaluate_check(const Config *config, const Corpus *corpus, Error *error) {
     if (!corpus->has_valid && (config->eval.patience || config->checkpoint.keep_best))
         return error_set(error, ERROR_USAGE, "%s needs validation losses, but there is no validation data: set data.valid",
             config->eval.patience ? "eval.patience" : "checkpoint.keep_best=true");
-    if (!corpus->has_valid || corpus->image_length) return true;
+    if (!corpus->has_valid || corpus->image_length || corpus->prompts.count) return true;
     const Program shape = {.model = {.sequences = config->batch.sequences, .length = config->data.length}};
     EvaluationInput input = input_of(config, corpus, &shape);
     SCOPED(close_reading) SetReading reading;

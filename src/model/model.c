@@ -43,6 +43,16 @@ static void declare_pairs(Model *model) {
     model->rewards = graph_tensor(model->graph, ARENA_METRIC, TYPE_WIDE, 1, &sums, "rewards");
 }
 
+static void declare_policy(Model *model) {
+    int64_t sums = POLICY_SUMS;
+    model->policy = (PolicyTensors){.targets = model->targets,
+        .sequences = graph_tensor(
+            model->graph, ARENA_INPUT, TYPE_INT32, 2, (int64_t[]){policy_most_sequences(model->rows), SEQUENCE_BOUNDS}, "sequences"),
+        .terms = real_input(model->graph, TYPE_WIDE, model->rows, POLICY_TERMS, "terms"),
+        .loss = model->loss,
+        .sums = graph_tensor(model->graph, ARENA_METRIC, TYPE_WIDE, 1, &sums, "policy_sums")};
+}
+
 static void declare_images(Model *model, const ModelConfig *c, bool loss) {
     Graph *graph = model->graph;
     int64_t samples = model->sequences, image = samples * (model->length - c->text_tokens);
@@ -82,6 +92,9 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     if (loss && model->rewards) {
         model->answers = op_preference(graph, builder_gather(b, trunk.normed), trunk.head, &model->preference, &b->config->preference,
             model->loss, model->rewards, b->config->vocabulary);
+    } else if (loss && model->policy.sums) {
+        model->token_losses =
+            op_policy(graph, builder_gather(b, trunk.normed), trunk.head, &model->policy, &b->config->policy, b->config->vocabulary);
     } else if (loss) {
         append_loss(b, model, builder_gather(b, trunk.normed), trunk.head);
     }
@@ -170,6 +183,7 @@ static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfi
         model.loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
     }
     if (loss && config->preference.loss != PREFERENCE_NONE) declare_pairs(&model);
+    if (loss && config->policy.loss) declare_policy(&model);
     Builder builder = {.graph = graph,
         .config = config,
         .lora = lora,
@@ -201,10 +215,9 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
         mesh, cut, config, lora, precision, &(ModelShape){.mode = mode, .sequences = sequences, .length = length, .recompute = recompute});
 }
 
-Model model_build_slots(
-    const ModelConfig *config, Precision precision, const SlotSizes *slots, int64_t sequences, int64_t length, bool draws) {
-    ModelShape shape = {.mode = MODEL_GENERATE, .sequences = sequences, .length = length, .slots = *slots, .draws = draws};
-    return build_model(NULL, NULL, config, NULL, precision, &shape);
+Model model_build_slots(const ModelConfig *config, const LoraConfig *lora, Precision precision, const SlotSizes *slots, SlotRun run) {
+    ModelShape shape = {.mode = MODEL_GENERATE, .sequences = run.sequences, .length = run.length, .slots = *slots, .draws = run.draws};
+    return build_model(NULL, NULL, config, lora, precision, &shape);
 }
 
 Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,

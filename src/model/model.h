@@ -6,6 +6,7 @@
 
 #include "config/family.h"
 #include "graph/graph.h"
+#include "ops/policy/policy.h"
 #include "ops/preference/preference.h"
 
 typedef enum ModelMode {
@@ -75,6 +76,8 @@ typedef struct Model {
     TensorId velocity;           /* the result of an image model without a loss: WIDE [samples * image tokens, channels] */
     PreferenceInputs preference; /* inputs of a loss over pairs of answers, with targets and scale */
     TensorId rewards;            /* sums of that loss, WIDE [REWARD_COUNT]; TENSOR_NONE: the loss is per token */
+    PolicyTensors policy;        /* of a loss of reinforcement learning; without `sums`: another loss */
+    TensorId token_losses;       /* with this loss: -log p of all rows, WIDE [rows] */
     TensorId answers;            /* log-probabilities of answers, WIDE [preference_most_pairs(rows), 2]; on the stage with the head */
     TensorId scale;              /* WIDE [1]: 1 / targets in the step, or 1 / pairs (evaluation: 1) */
     TensorId share;              /* WIDE [1]: 1 / microbatches in the step, divided by the number of ranks that divide the rows of one */
@@ -97,10 +100,15 @@ Model model_build(
  * and puts frozen matrices into the weight arena, without master weights. */
 Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,
     int64_t sequences, int64_t length, RecomputePolicy recompute);
-/* Builds MODEL_GENERATE for `sequences` of the slots, on one rank. If `draws` is set, it draws a token
+/* A run of a program of slots: `sequences` of `length` tokens each. If `draws` is set, it draws a token
  * after each row (op_draw); otherwise it only fills the caches. */
-Model model_build_slots(
-    const ModelConfig *config, Precision precision, const SlotSizes *slots, int64_t sequences, int64_t length, bool draws);
+typedef struct SlotRun {
+    int64_t sequences, length;
+    bool draws;
+} SlotRun;
+/* Builds MODEL_GENERATE for sequences of the slots, on one rank; `lora` as in model_build_adapted, or
+ * NULL. */
+Model model_build_slots(const ModelConfig *config, const LoraConfig *lora, Precision precision, const SlotSizes *slots, SlotRun run);
 /* Builds a pipeline stage, the mesh's index on AXIS_PP: its layers; the embedding on the first
  * stage; the last norm, head and loss (or logits) on the last. `cut` NULL: the whole model. */
 Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,

@@ -123,6 +123,16 @@ static bool start_workers(RewardPart *part, Error *error) {
 
 bool reward_part_computes(const RewardPart *part) { return !part->kind->work || (part->kind->compute && part->rewards->limits.here); }
 
+RewardLimits rewards_limits(const RlConfig *rl) {
+    return (RewardLimits){.copies = rl->reward_copies,
+        .in_flight = rl->reward_in_flight,
+        .attempts = rl->reward_attempts,
+        .seconds = rl->reward_seconds,
+        .code_seconds = rl->code_seconds,
+        .code_bytes = rl->code_memory,
+        .skip = rl->reward_errors == RL_ERRORS_SKIP};
+}
+
 RewardSet *rewards_create(const char *text, RewardLimits limits, Error *error) {
     assert(limits.copies > 0 && limits.in_flight > 0 && limits.attempts > 0);
     RewardSet *rewards = memory_allocate(sizeof *rewards);

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "config/config.h"
 
 typedef struct RewardSet RewardSet;
 
@@ -47,6 +48,8 @@ typedef struct RewardResult {
     char *failure;   /* with `skip`: why there is no reward, and `total` is 0; NULL: there is one */
 } RewardResult;
 void reward_result_free(RewardResult *result);
+
+RewardLimits rewards_limits(const RlConfig *rl);
 
 /* Reads the text and compiles its patterns. Programs start with the first sample. ERROR_USAGE. */
 RewardSet *rewards_create(const char *text, RewardLimits limits, Error *error);

@@ -98,7 +98,27 @@ void console_open_log(Console *console, const char *run) {
 
 /* -- Columns ------------------------------------------------------------------------------------------------------- */
 
-enum { STEP, LOSS, SMOOTH, MARGIN, ACCURACY, NORM, LR, MILLISECONDS, SPEED, IMAGES, FLOPS, PEAK, BEST, MEMORY, TOKENS, LEFT, COLUMNS };
+enum {
+    STEP,
+    LOSS,
+    SMOOTH,
+    REWARD,
+    LENGTH,
+    MARGIN,
+    ACCURACY,
+    NORM,
+    LR,
+    MILLISECONDS,
+    SPEED,
+    IMAGES,
+    FLOPS,
+    PEAK,
+    BEST,
+    MEMORY,
+    TOKENS,
+    LEFT,
+    COLUMNS
+};
 
 typedef struct Column {
     const char *name; /* one word, so that scripts can split lines at blanks */
@@ -111,6 +131,8 @@ static const Column columns[COLUMNS] = {
     [STEP] = {"step/steps", 15, 0},
     [LOSS] = {"loss", 9, 0},
     [SMOOTH] = {"smooth", 9, 140},
+    [REWARD] = {"reward", 8, 0},
+    [LENGTH] = {"length", 7, 0},
     [MARGIN] = {"margin", 8, 0},
     [ACCURACY] = {"accuracy", 8, 0},
     [NORM] = {"grad_norm", 9, 0},
@@ -130,11 +152,14 @@ static int column_width(int column, int64_t steps) {
     return column == STEP && steps >= 10000000 ? 2 * snprintf(NULL, 0, "%lld", (long long)steps) + 1 : columns[column].width;
 }
 
-/* Returns whether a column is shown. Runs on preference pairs have two more columns, which replace
- * others; in runs on images, images per second replace tokens per second. */
+/* Returns whether a column is shown. Runs on preference pairs and of reinforcement learning have two
+ * more columns, which replace others; in runs on images, images per second replace tokens per second. */
 static bool is_shown(int column, const StepMetrics *step, bool peak) {
-    bool of_pairs = column == MARGIN || column == ACCURACY, gives_way = column == FLOPS || column == PEAK || column == MEMORY;
-    return (step->rewards.pairs ? !gives_way : !of_pairs) && (column != PEAK || peak) && column != (step->images ? SPEED : IMAGES);
+    bool of_pairs = column == MARGIN || column == ACCURACY, of_policy = column == REWARD || column == LENGTH;
+    bool gives_way = column == FLOPS || column == PEAK || column == MEMORY;
+    if ((of_pairs && !step->rewards.pairs) || (of_policy && !step->policy.samples)) return false;
+    return !(gives_way && (step->rewards.pairs || step->policy.samples)) && (column != PEAK || peak) &&
+           column != (step->images ? SPEED : IMAGES);
 }
 
 /* Chooses the columns for lines of `width` characters. */
@@ -168,6 +193,8 @@ static void format_cell(const Console *console, const StepMetrics *step, int col
     case STEP: snprintf(text, 48, "%lld/%lld", (long long)step->step, (long long)step->steps); break;
     case LOSS: format_number(text, width, 5, step->loss, true); break;
     case SMOOTH: format_number(text, width, 5, console->smooth, console->smoothed > 0); break;
+    case REWARD: format_number(text, width, 4, step->policy.reward, true); break;
+    case LENGTH: format_number(text, width, 1, step->policy.length, true); break;
     case MARGIN: format_number(text, width, 4, step->rewards.chosen - step->rewards.rejected, true); break;
     case ACCURACY: format_number(text, width, 4, step->rewards.accuracy, true); break;
     case NORM: format_number(text, width, 4, step->gradient_norm, true); break;

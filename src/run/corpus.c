@@ -371,6 +371,7 @@ bool corpus_open_references(Corpus *corpus, const Config *config, Error *error) 
 }
 
 int64_t corpus_inputs(const Corpus *corpus, int source) {
+    if (corpus->prompts.count) return (int64_t)corpus->prompts.count;
     if (corpus->image_length) return corpus->images.samples * corpus->image_length;
     const BinPlan *bins = corpus->bins ? &corpus->bins[source] : NULL;
     return bins && bins->bins ? bins->bins * bins->length : corpus->train[source].token_count - 1;
@@ -404,6 +405,26 @@ static bool hold_out_documents(Corpus *corpus, const Config *config, Error *erro
     if (config->data.valid_documents <= 0) return true;
     return held_out_open(&corpus->held_out, &options, corpus->train, corpus->train_count, error) ||
            error_context(error, "data.valid_documents=%g", config->data.valid_documents);
+}
+
+static bool open_prompts(PromptSet *set, const Corpus *corpus, const Config *config, const char *setting, const char *path, Error *error) {
+    const PromptOptions options = {.tokenizer = corpus->tokenizer,
+        .source = corpus->tokenizer ? config->data.tokenizer : "",
+        .template = config->data.template,
+        .vocabulary = config->model.vocabulary,
+        .most = config->data.length - config->rl.tokens};
+    return prompt_set_read(set, path, &options, error) || error_context(error, "%s=%s", setting, path);
+}
+
+/* Opens the prompts of reinforcement learning, which are read at every start. */
+static bool open_run_prompts(Corpus *corpus, const Config *config, Error *error) {
+    const DataConfig *data = &config->data;
+    corpus->bytes = !data->tokenizer[0];
+    corpus->has_valid = data->valid[0];
+    if (!corpus->bytes && !corpus->tokenizer)
+        return error_set(error, ERROR_USAGE, "the tokenizer of init=%s is not known: set data.tokenizer", config->init);
+    return open_prompts(&corpus->prompts, corpus, config, "data.train", data->train, error) &&
+           (!corpus->has_valid || open_prompts(&corpus->valid_prompts, corpus, config, "data.valid", data->valid, error));
 }
 
 /* Without data.valid, documents of the training data become the validation part, or a fraction of
@@ -632,6 +653,11 @@ bool corpus_open(Corpus *corpus, const Config *config, const Phases *phases, Cor
     Config kept = *config; /* the run has its own copy of the tokenizer; NO_TOKENIZER is kept */
     if (names_tokenizer(config)) kept.data.tokenizer = tokenizer;
     if (state != CORPUS_PACKED) kept.resume.accept = ""; /* one process repacks */
+    if (opened && config->model.policy.loss) {
+        opened = open_run_prompts(corpus, &kept, error);
+        if (!opened) corpus_close(corpus);
+        return opened;
+    }
     opened = opened && open_run_shards(corpus, &kept, phases, made, error) && open_pairs(corpus, &kept, state == CORPUS_MADE, error) &&
              (state == CORPUS_MADE || (warn_of_all_cut(corpus, &kept, error) && name_bos(corpus, &kept, state == CORPUS_NEW, error)));
     if (!opened) corpus_close(corpus);
@@ -656,6 +682,8 @@ void corpus_close(Corpus *corpus) {
     free(corpus->train);
     shard_set_close(&corpus->valid);
     held_out_close(&corpus->held_out);
+    prompt_set_free(&corpus->prompts);
+    prompt_set_free(&corpus->valid_prompts);
     encodings_close(&corpus->images);
     encodings_close(&corpus->valid_images);
     tokenizer_free(corpus->tokenizer);

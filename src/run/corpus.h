@@ -3,6 +3,7 @@
 
 #include "comm/comm.h"
 #include "data/bins.h"
+#include "chat/prompts.h"
 #include "data/held_out.h"
 #include "token/tokenizer.h"
 #include "images/encodings.h"
@@ -18,6 +19,7 @@ typedef struct Corpus {
     BinPlan valid_bins;                   /* of a validation part of pairs */
     Reference reference, valid_reference; /* of pairs; not open before they are computed (loop_make_reference) */
     bool has_valid;
+    PromptSet prompts, valid_prompts; /* of reinforcement learning, instead of train and valid; owned */
     EncodingSet images, valid_images; /* of an image model, instead of train and valid; owned */
     int64_t image_length;             /* tokens per image and its text in the order: data.length; 0: text */
     Tokenizer *tokenizer;             /* of data.tokenizer; NULL: bytes, or unknown */

@@ -281,12 +281,20 @@ static bool identify_mixture(json_t *identity, const Phases *phases, const Corpu
     return true;
 }
 
+static bool identify_prompts(json_t *identity, const char *name, const char *path, Error *error) {
+    json_t *content = identity_of_text(path, false, error);
+    return content ? json_object_set_new(identity, name, content) == 0 : false;
+}
+
 /* Describes the content of training and validation data. */
 static bool identify_data(json_t *identity, const Config *config, const Phases *phases, const Corpus *corpus, Error *error) {
     static const char train[] = "data.train.content", valid[] = "data.valid.content";
     if (corpus->image_length)
         return identify_images(identity, train, &corpus->images, error) &&
                (!corpus->has_valid || identify_images(identity, valid, &corpus->valid_images, error));
+    if (corpus->prompts.count)
+        return identify_prompts(identity, train, config->data.train, error) &&
+               (!corpus->has_valid || identify_prompts(identity, valid, config->data.valid, error));
     bool good = mixture_is(config->data.train) ? identify_mixture(identity, phases, corpus, error)
                                                : describe_set(identity, train, &corpus->train[0], error);
     return good && (!corpus->has_valid || describe_set(identity, valid, &corpus->valid, error));

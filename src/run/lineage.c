@@ -440,7 +440,7 @@ static bool settle_source(const Config *config, const MixtureSource *source, con
 
 static bool settle_texts(const Config *config, const Phases *phases, const json_t *saved, json_t *identity, Error *error) {
     const Mixture *mixture = &phases->mixture;
-    if (model_makes_images(&config->model)) return true; /* images are read in place */
+    if (model_makes_images(&config->model) || config->model.policy.loss) return true; /* images and prompts are read in place */
     bool settled = settle_text(config, "data.valid", config->data.valid, saved, identity, error);
     if (!mixture_is(config->data.train)) return settled && settle_text(config, "data.train", config->data.train, saved, identity, error);
     for (int i = 0; i < mixture->source_count; i++)

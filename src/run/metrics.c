@@ -227,6 +227,49 @@ static void put_rewards(json_t *record, const Rewards *rewards) {
     put_finite(record, "reward_accuracy", rewards->accuracy);
 }
 
+/* -- Reinforcement learning ------------------------------------------------------------------------------------------- */
+
+/* A number of a step: its name in records, and its tag, which follows TRL. */
+typedef struct PolicyColumn {
+    const char *name, *tag;
+    double value;
+    bool first; /* only in the first step of a rollout */
+} PolicyColumn;
+enum { POLICY_COLUMNS = 16 };
+
+static int policy_columns(const PolicyMetrics *m, PolicyColumn columns[POLICY_COLUMNS]) {
+    const PolicyColumn all[] = {{"reward", "reward", m->reward, false}, {"reward_deviation", "reward_std", m->deviation, false},
+        {"equal_groups", "frac_reward_zero_std", m->equal_groups, false}, {"sample_length", "completions/mean_length", m->length, false},
+        {"cut_share", "completions/clipped_ratio", m->cut, false}, {"failed_share", "completions/failed_ratio", m->failed, false},
+        {"entropy", "entropy", m->entropy, false}, {"kl", "kl", m->kl, false},
+        {"clipped_share", "clip_ratio/region_mean", m->clipped, false},
+        {m->first ? "mismatch_kl" : "policy_kl", m->first ? "mismatch_kl" : "policy_kl", m->mismatch, false},
+        {m->first ? "mismatch_share" : "policy_share", m->first ? "mismatch_share" : "policy_share", m->different, false},
+        {"drawn_tokens", "drawn_tokens", (double)m->drawn, true},
+        {"generating_milliseconds", "generating_milliseconds", m->generating * 1e3, true},
+        {"judging_milliseconds", "judging_milliseconds", m->judging * 1e3, true},
+        {"scoring_milliseconds", "scoring_milliseconds", m->scoring * 1e3, true}};
+    int count = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all && m->samples; i++)
+        if (!isnan(all[i].value) && (m->first || !all[i].first)) columns[count++] = all[i];
+    return count;
+}
+
+static void put_policy(json_t *record, const PolicyMetrics *policy) {
+    PolicyColumn columns[POLICY_COLUMNS];
+    int count = policy_columns(policy, columns);
+    if (policy->samples) put_integer(record, "samples", policy->samples);
+    for (int i = 0; i < count; i++) put_finite(record, columns[i].name, columns[i].value);
+}
+
+static bool write_policy(Metrics *metrics, int64_t step, double time, const PolicyMetrics *policy, Error *error) {
+    PolicyColumn columns[POLICY_COLUMNS];
+    TensorboardScalar scalars[POLICY_COLUMNS];
+    int count = policy_columns(policy, columns);
+    for (int i = 0; i < count; i++) scalars[i] = (TensorboardScalar){columns[i].tag, columns[i].value};
+    return !count || tensorboard_write(metrics->tensorboard, step, time, scalars, (size_t)count, error);
+}
+
 /* -- Events -------------------------------------------------------------------------------------------------------- */
 
 bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
@@ -250,6 +293,7 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
     put_known(record, "waiting_milliseconds", round(step->waiting * 1e6) * 1e-3);
     json_object_set_new(record, "skipped", json_boolean(step->skipped));
     put_rewards(record, &step->rewards);
+    put_policy(record, &step->policy);
     const TensorboardScalar scalars[] = {
         {"loss/train", step->loss},
         {"grad_norm", step->gradient_norm},
@@ -258,7 +302,8 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
     };
     return record_write(metrics, record, time, error) &&
            tensorboard_write(metrics->tensorboard, step->step, time, scalars, isnan(rates.tokens_per_second) ? 3 : 4, error) &&
-           write_rewards(metrics, step->step, time, &step->rewards, false, error);
+           write_rewards(metrics, step->step, time, &step->rewards, false, error) &&
+           write_policy(metrics, step->step, time, &step->policy, error);
 }
 
 static bool write_imbalance(
@@ -305,6 +350,7 @@ bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, E
     put_integer(record, "tokens", evaluation->tokens);
     put_integer(record, "length", evaluation->length);
     put_rewards(record, &evaluation->rewards);
+    if (!isnan(evaluation->reward)) put_finite(record, "reward", evaluation->reward);
     put_known(record, "milliseconds", round(evaluation->seconds * 1e6) * 1e-3);
     const TensorboardScalar scalars[] = {{"loss/validation", evaluation->loss}, {"bits_per_byte/validation", bits}};
     return record_write(metrics, record, time, error) &&

@@ -9,6 +9,19 @@
 #include "base/error.h"
 #include "run/reference.h"
 
+/* A step of reinforcement learning, and the rollout whose samples it trained. Shares are of 1. */
+typedef struct PolicyMetrics {
+    int64_t samples; /* of the rollout; 0: another kind of step */
+    double reward, deviation, equal_groups, length, cut, failed;
+    double entropy;                      /* nats per drawn token, estimated by them */
+    double kl;                           /* to the reference, per token (k3); NaN: none */
+    double clipped;                      /* share of the tokens whose gradient the bounds removed */
+    double mismatch, different;          /* k3 between drawing and training, and the share of tokens that differ at all */
+    bool first;                          /* the step is the rollout's first: both are then of rounding, else also of training */
+    int64_t drawn;                       /* tokens; 0 and no times if it is not the first */
+    double generating, judging, scoring; /* seconds */
+} PolicyMetrics;
+
 typedef struct StepMetrics {
     int64_t step, steps; /* from 1 */
     double loss;         /* nats per token (cross-entropy) or per preference pair; for images the squared error per velocity value */
@@ -24,6 +37,7 @@ typedef struct StepMetrics {
     int64_t memory;        /* bytes in use */
     double waiting;        /* seconds that rank 0 waited for collectives; NaN: one rank */
     Rewards rewards;       /* of a pair loss */
+    PolicyMetrics policy;  /* of reinforcement learning */
     bool skipped;          /* the update was skipped (NaN) */
     double seconds_left;   /* estimate for the rest of the run */
 } StepMetrics;
@@ -57,6 +71,7 @@ typedef struct EvaluationMetrics {
     int64_t step, tokens, length; /* targets; tokens per sequence */
     double loss, bits_per_byte, seconds;
     Rewards rewards;
+    double reward; /* mean reward of reinforcement learning, over `tokens` prompts; NaN: another kind of run */
 } EvaluationMetrics;
 bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, Error *error);
 /* `prompt` and `text` are UTF-8. */

@@ -94,7 +94,8 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
     if (source_is_run(point.run)) {
         bool read = run_read_config(point.run, config, strings, error) &&
                     (!mixture_is(config->data.train) || lineage_phase(&point, config, strings, error));
-        config->model.preference.loss = PREFERENCE_NONE; /* not a part of the model */
+        config->model.preference.loss = PREFERENCE_NONE; /* not a part of the model, like the next */
+        config->model.policy.loss = 0;
         return read;
     }
     if (hf_is_model(folder)) {

@@ -50,8 +50,14 @@ static Model build_model(const Session *session, const Mesh *mesh, ModelMode mod
     ModelConfig model = config->model;
     model.fp8.weights = fp8_weights(session);
     model.fp8.uneven_rows = config_has_uneven_rows(config);
-    Model built = model_build_stage(mesh, session->pipeline ? &session->pipeline->cut : NULL, &model, &config->lora, config->precision,
-        mode, sequences, length, mode == MODEL_TRAIN ? (RecomputePolicy)config_recompute(config) : RECOMPUTE_NONE);
+    LoraConfig lora = config->lora;
+    if (model.policy.loss) {
+        model.logit_divisor *= config->rl.temperature;
+        if (config->rl.kl == RL_KL_REWARD) model.policy.kl = 0;
+        if (mode == MODEL_EVALUATE) lora.alpha = 0; /* the reference (rl/rollout_reference.c) */
+    }
+    Model built = model_build_stage(mesh, session->pipeline ? &session->pipeline->cut : NULL, &model, &lora, config->precision, mode,
+        sequences, length, mode == MODEL_TRAIN ? (RecomputePolicy)config_recompute(config) : RECOMPUTE_NONE);
     if (mode == MODEL_TRAIN && config->dump && config->dump[0]) built.logits = op_keep_logits(built.graph);
     return built;
 }
@@ -74,7 +80,7 @@ static int64_t sample_rows(const Config *config) {
     enum { SPECIAL_TOKENS = 8 }; /* for the tokens that a tokenizer adds to a prompt; a prompt has no more tokens than bytes */
     const EvalConfig *eval = &config->eval;
     if (model_makes_images(&config->model)) return eval->pictures && config->data.valid[0] && !config->profile ? config->data.length : 0;
-    if (!eval->sample_tokens || config->profile || !strcmp(config->data.tokenizer, NO_TOKENIZER)) return 0;
+    if (!eval->sample_tokens || config->profile || config->model.policy.loss || !strcmp(config->data.tokenizer, NO_TOKENIZER)) return 0;
     if (!config->data.valid[0] && config->data.valid_fraction <= 0 && config->data.valid_documents <= 0) return 0;
     if (config->model.context < 2) return 0; /* no room for a token after a prompt */
     int64_t prompt = eval->prompt[0] ? (int64_t)strlen(eval->prompt) + SPECIAL_TOKENS : SAMPLE_PROMPT_TOKENS;

@@ -4,7 +4,9 @@
 
 #include <jansson.h>
 
+#include "eval/evaluate.h"
 #include "eval/pairs.h"
+#include "rl/rollout.h"
 #include "run/corpus.h"
 #include "run/events.h"
 #include "run/exporter.h"
@@ -58,10 +60,17 @@ typedef struct Loop {
     json_t *changes;  /* since the newest checkpoint (lineage.h) */
     BatchPicker picker;
     Loader *loader;
-    Watchdog *watchdog; /* NULL until the first step can start */
-    Metrics *metrics;   /* NULL on ranks other than 0, and while profiling: nothing is recorded */
-    EventQueue *events; /* NULL like `metrics` */
-    Exporter *exporter; /* NULL: none */
+    RolloutMaker *maker;  /* of reinforcement learning; NULL: other training, like the next fields */
+    Rollout rollout;      /* whose samples are being trained */
+    int64_t next_group;   /* of its groups; earlier ones are trained */
+    int64_t updates_left; /* steps that train the rest of it */
+    bool first_update;    /* the present step is the first one of its rollout */
+    SampleBatch batch;    /* of the present step */
+    int policy_faults[8]; /* rollouts in a row with each fault (policy_steps.c) */
+    Watchdog *watchdog;   /* NULL until the first step can start */
+    Metrics *metrics;     /* NULL on ranks other than 0, and while profiling: nothing is recorded */
+    EventQueue *events;   /* NULL like `metrics` */
+    Exporter *exporter;   /* NULL: none */
     LossTrend trend;
     double longest_step;   /* seconds of the longest of the latest steps */
     int64_t save_bytes;    /* of a checkpoint, of all ranks */
@@ -137,6 +146,20 @@ void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples);
 /* Describes the first NaN or infinity in the encodings of such a microbatch; leaves `text`
  * unchanged if there is none. */
 void loop_find_bad_image(const Loop *loop, int64_t microbatch, int64_t samples, char *text, size_t size);
+/* For reinforcement learning (policy_steps.c). Opens the rewards and the engine; does nothing for other
+ * training. Collective. */
+bool loop_open_rollouts(Loop *loop, Error *error);
+void loop_close_rollouts(Loop *loop);
+/* Returns whether a rollout has samples that are not trained yet: the state between two such steps is
+ * not saved. */
+bool loop_within_rollout(const Loop *loop);
+/* Makes the batch of the next step, after a new rollout if the last one is trained. Sets loop->unread if
+ * the samples cannot be had. Collective. */
+bool loop_take_samples(Loop *loop, Error *error);
+/* Describes the rollout, and the step with these sums over its tokens. */
+void loop_describe_policy(const Loop *loop, const double sums[POLICY_SUMS], PolicyMetrics *metrics);
+/* Judges answers to the validation prompts. The loss is the negative mean reward. Collective. */
+bool loop_evaluate_policy(Loop *loop, Evaluation *result, Error *error);
 /* Makes the next step and reports it. Afterwards the session is in the state of a whole step. */
 bool loop_step(Loop *loop, Error *error);
 /* Sets the error of a run that skips too many updates. */

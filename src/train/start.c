@@ -393,7 +393,7 @@ static void warn_of_fp8(const Loop *loop) {
 static void warn_of_repetition(const Loop *loop) {
     enum { GOOD = 4, MUCH = 16 };
     const Config *config = loop->config;
-    if (model_makes_images(&config->model)) return; /* each reading has different noise */
+    if (model_makes_images(&config->model) || loop->corpus.prompts.count) return; /* each reading has other noise, or other samples */
     int64_t held = loop->corpus.train[0].token_count;
     int64_t read = phases_tokens(&loop->phases, phases_advance(&loop->phases, loop_position(loop), config->steps).samples);
     if (loop_phase(loop)->name || read / held < MUCH) return; /* a mixture sets how often its sources may be read */
@@ -569,6 +569,7 @@ static bool start_session_of_run(Loop *loop, Error *error) {
         return false;
     if (!loop_agree(loop, "disk", check_disk(loop, error), error)) return false;
     loop->measured_flops = measure_gemm(config, loop->device);
+    if (!loop_open_rollouts(loop, error)) return false;
     if (!open_data(loop, error) || !loop_agree(loop, "start", open_records(loop, error), error)) return false;
     note_phase(loop);
     return true;
@@ -586,6 +587,7 @@ void loop_close(Loop *loop) {
     exporter_close(loop->exporter);
     if (loop->metrics) metrics_close(loop->metrics);
     loop_close_loader(loop);
+    loop_close_rollouts(loop);
     session_free(&loop->session);
     lease_release(loop->lease);
     corpus_close(&loop->corpus);

@@ -58,21 +58,22 @@ typedef struct StepShare {
     int64_t rounds;  /* runs of the program, equal on every rank */
     int64_t rows;    /* tokens of a microbatch */
     int64_t targets; /* of the whole step, or its preference pairs; from fetch on */
+    int64_t tokens;  /* in them, without padding of samples of reinforcement learning */
 } StepShare;
 
 static StepShare step_share(const Loop *loop) {
     Position position = loop_position(loop);
     int64_t samples = phases_next(&loop->phases, &position), sequences = loop->config->batch.sequences;
     const Mesh *mesh = loop->session.mesh;
+    if (loop->maker) samples = loop->batch.microbatches * sequences;
     int64_t all = divide_up(samples, sequences), size = mesh_size(mesh, AXES_DATA);
     return (StepShare){.all = all,
         .samples = samples,
         .mine = divide_up(all - mesh_index(mesh, AXES_DATA), size),
         .rounds = divide_up(all, size),
-        .rows = microbatch_rows(loop->config)};
+        .rows = microbatch_rows(loop->config),
+        .tokens = loop->maker ? loop->batch.all : samples * loop->config->data.length};
 }
-
-static int64_t share_tokens(const Loop *loop, const StepShare *share) { return share->samples * loop->config->data.length; }
 
 static void note_wait(DataWait *wait, double seconds) {
     if (wait->steps++) wait->later += seconds;
@@ -86,8 +87,8 @@ static void note_wait(DataWait *wait, double seconds) {
 static bool fetch_batches(Loop *loop, StepShare *share, Error *error) {
     const Model *model = &loop->session.training.model;
     int64_t rows = share->rows;
-    share->targets = share->samples; /* for images, whose losses are means */
-    if (loop->corpus.image_length) return true;
+    share->targets = loop->maker ? loop->batch.trained : share->samples; /* for images, whose losses are means */
+    if (loop->corpus.image_length || loop->maker) return true;
     loop->inputs.rows = share->mine * rows;
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
     bool counts = mesh_index(loop->session.mesh, AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same sequences */
@@ -134,6 +135,11 @@ static void load_microbatch(const Loop *loop, const StepShare *share, int64_t in
     executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / (share->all * mesh_size(loop->session.mesh, AXES_ROWS)));
     amax_history_put(loop->session.history, executor, executor_get_metric(executor, model->scale, 0));
     exchange_put_amax(loop->session.training.exchange);
+    if (loop->maker) {
+        sample_batch_load(&loop->batch, executor,
+            empty ? -1 : index * mesh_size(loop->session.mesh, AXES_DATA) + mesh_index(loop->session.mesh, AXES_DATA));
+        return;
+    }
     if (loop->corpus.image_length) {
         loop_put_images(loop, image_microbatch(loop, index), share->samples);
         return;
@@ -184,7 +190,7 @@ static void allocate_inputs(Loop *loop) {
 bool loop_open_loader(Loop *loop, Error *error) {
     const Config *config = loop->config;
     const Corpus *corpus = &loop->corpus;
-    if (corpus->image_length) return true; /* images are read when needed */
+    if (corpus->image_length || corpus->prompts.count) return true; /* images are read, and samples made, when needed */
     SCOPED_FREE LoaderSource *sources = memory_allocate((size_t)corpus->train_count * sizeof *sources);
     for (int i = 0; i < corpus->train_count; i++)
         sources[i] = (LoaderSource){.set = &corpus->train[i], .bins = corpus->bins ? &corpus->bins[i] : NULL};
@@ -226,13 +232,14 @@ void loop_close_loader(Loop *loop) {
 typedef struct StepOutcome {
     double loss, auxiliary, norm;
     double rewards[REWARD_COUNT]; /* sums over preference pairs */
+    double policy[POLICY_SUMS];   /* sums over tokens of reinforcement learning */
 } StepOutcome;
 
 /* Adds in rank order, so that all ranks have the same bits. An infinity that FP8 casts hide shows
  * in the norm. */
 static bool sum_outcome(Loop *loop, StepOutcome *outcome, Error *error) {
     const Session *session = &loop->session;
-    enum { LOSS, AUXILIARY, SQUARES, SQUARES_LOW, REWARDS, VALUES = REWARDS + REWARD_COUNT };
+    enum { LOSS, AUXILIARY, SQUARES, SQUARES_LOW, REWARDS, POLICY = REWARDS + REWARD_COUNT, VALUES = POLICY + POLICY_SUMS };
     int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
     SCOPED_FREE double *values = memory_allocate((size_t)size * VALUES * sizeof *values);
     double *mine = values + rank * VALUES, sum[VALUES] = {0};
@@ -243,11 +250,14 @@ static bool sum_outcome(Loop *loop, StepOutcome *outcome, Error *error) {
     mine[AUXILIARY] = executor_get_metric(session->training.executor, session->training.model.loss, 1);
     mine[SQUARES] = own.high, mine[SQUARES_LOW] = own.low;
     pairs_add_rewards(&session->training, mine + REWARDS);
+    for (int i = 0; i < POLICY_SUMS && loop->maker; i++)
+        mine[POLICY + i] = executor_get_metric(session->training.executor, session->training.model.policy.sums, i);
     bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
     for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
     for (double *of = values; of < values + size * VALUES; of += VALUES) precise_join(&squares, (PreciseSum){of[SQUARES], of[SQUARES_LOW]});
-    *outcome = (StepOutcome){sum[LOSS], sum[AUXILIARY], sqrt(precise_value(squares)), {0}};
+    *outcome = (StepOutcome){sum[LOSS], sum[AUXILIARY], sqrt(precise_value(squares)), {0}, {0}};
     memcpy(outcome->rewards, sum + REWARDS, sizeof outcome->rewards);
+    memcpy(outcome->policy, sum + POLICY, sizeof outcome->policy);
     return done;
 }
 
@@ -452,7 +462,7 @@ static void report_step(Loop *loop, const StepShare *share, const StepOutcome *o
         .gradient_norm = outcome->norm,
         .lr = lr,
         .seconds = seconds,
-        .tokens = share_tokens(loop, share),
+        .tokens = share->tokens,
         .images = loop->corpus.image_length ? share->samples : 0,
         .tokens_seen = phases_tokens(&loop->phases, loop->session.samples),
         .flops = flops,
@@ -463,6 +473,7 @@ static void report_step(Loop *loop, const StepShare *share, const StepOutcome *o
         .skipped = !is_finite(outcome),
         .rewards = pairs_mean(outcome->rewards, loop->session.training.model.rewards ? share->targets : 0),
         .seconds_left = time_left(loop)};
+    if (loop->maker) loop_describe_policy(loop, outcome->policy, &metrics.policy);
     if (!loop->metrics) return;
     console_step(loop->host->console, &metrics);
     check_loss(loop, outcome->loss);
@@ -518,9 +529,11 @@ bool loop_step(Loop *loop, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
     int64_t step = session->step + 1;
+    double start = log_seconds();
+    if (loop->maker && !loop_take_samples(loop, error)) return error_context(error, "step %lld", (long long)step);
     StepShare share = step_share(loop);
     StepOutcome outcome;
-    double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
+    double lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
     session_begin_step(session, step, lr, share.all * share.rows);
     if (!fetch_batches(loop, &share, error) || !prepare_dump(loop, &share, error) || !run_share(loop, &share, error))
         return error_context(error, "step %lld", (long long)step);
@@ -533,7 +546,7 @@ bool loop_step(Loop *loop, Error *error) {
     loop->profile.steps++;
     loop->profile.seconds += seconds;
     loop->profile.optimizer += session->update.seconds + log_seconds() - executed;
-    pace_step(&loop->pace, share_tokens(loop, &share), seconds);
+    pace_step(&loop->pace, loop->maker ? config->batch.tokens : share.tokens, seconds);
     pass(loop, step, share.samples);
     loop->longest_step = fmax(0.99 * loop->longest_step, seconds);
     report_step(loop, &share, &outcome, lr, seconds);

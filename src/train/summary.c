@@ -173,12 +173,30 @@ static void mixture_lines(const Loop *loop, const char *valid, const char *token
         format_count(phases_tokens(&loop->phases, end.samples)).text, other);
 }
 
+/* Prints "1.80k prompts; validation 200 prompts" and how they are used. */
+static void prompt_lines(const Loop *loop) {
+    Console *console = loop->host->console;
+    const Config *config = loop->config;
+    const RlConfig *rl = &config->rl;
+    int64_t prompts = (int64_t)loop->corpus.prompts.count;
+    char valid[64] = "none";
+    if (loop->corpus.has_valid) snprintf(valid, sizeof valid, "%s prompts", format_count((int64_t)loop->corpus.valid_prompts.count).text);
+    console_print(console, "data     %s prompt%s; validation %s", format_count(prompts).text, plural(prompts), valid);
+    console_print(console, "steps    %lld, %lld for each rollout of %lld prompts x %lld samples of up to %lld tokens; loss %s",
+        (long long)config->steps, (long long)rl->updates, (long long)rl->prompts, (long long)rl->samples, (long long)rl->tokens,
+        policy_rule(&config->model.policy)->name);
+}
+
 static void data_lines(const Loop *loop) {
     const Corpus *corpus = &loop->corpus;
     const char *tokenizer = corpus->bytes ? "bytes" : corpus->tokenizer ? loop->config->data.tokenizer : "not known";
     char valid[64] = "none";
     if (corpus->image_length) {
         image_lines(loop);
+        return;
+    }
+    if (corpus->prompts.count) {
+        prompt_lines(loop);
         return;
     }
     if (corpus->has_valid) snprintf(valid, sizeof valid, "%s tokens", format_count(corpus->valid.token_count).text);

@@ -238,8 +238,12 @@ static void report_evaluation(Loop *loop, const Evaluation *result) {
         snprintf(bits, sizeof bits, ", margin %.4f, chosen preferred in %.1f%% of %lld pairs", rewards->chosen - rewards->rejected,
             100 * rewards->accuracy, (long long)rewards->pairs);
     if (loop->phases.count > 1) snprintf(where, sizeof where, " in sequences of %lld tokens", (long long)length);
-    console_print(loop->host->console, "validation at step %lld%s: loss %.5f%s", (long long)step, where, result->loss, bits);
-    EvaluationMetrics metrics = {step, result->tokens, length, result->loss, result->bits_per_byte, result->seconds, *rewards};
+    if (loop->maker)
+        console_print(loop->host->console, "validation at step %lld: reward %.5f over %lld prompts", (long long)step, -result->loss,
+            (long long)result->tokens);
+    else console_print(loop->host->console, "validation at step %lld%s: loss %.5f%s", (long long)step, where, result->loss, bits);
+    EvaluationMetrics metrics = {
+        step, result->tokens, length, result->loss, result->bits_per_byte, result->seconds, *rewards, loop->maker ? -result->loss : NAN};
     loop_note_record(loop, metrics_evaluation(loop->metrics, &metrics, &error), &error);
 }
 
@@ -290,7 +294,8 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     SCOPED(text_sample_free) TextSample sample = {0};
     SCOPED_FREE char *pictures = NULL;
     const TextSampleInput input = {&loop->session, &loop->corpus, &loop->prompt, loop->watchdog, loop->host->stop};
-    bool done = evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error);
+    bool done = loop->maker ? loop_evaluate_policy(loop, &result, error)
+                            : evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error);
     loop->unread = !done && error->code == ERROR_DATA; /* on all ranks */
     if (!done) return false;
     if (!result.stopped && isfinite(result.loss) && loop->prompt.count && !text_sample(&input, &sample, error)) return false;
@@ -473,7 +478,8 @@ static bool run_steps(Loop *loop, Error *error) {
     if (!loop->watchdog || (loop->origin.forked && !save(loop, error))) return false;
     if (loop_owes_evaluation(loop) && !evaluate_and_report(loop, error)) return false;
     if (loop_leads(loop)) report_nothing_to_do(config, saved);
-    while (loop->session.step < last && !is_exhausted(loop) && (signal = agree_on_signal(loop, error)) == 0) {
+    while (
+        loop->session.step < last && !is_exhausted(loop) && (signal = loop_within_rollout(loop) ? 0 : agree_on_signal(loop, error)) == 0) {
         if (loop_ends_phase(loop) && !next_phase(loop, error)) return false;
         if (advance_run(loop, last, &saved, error)) continue;
         if (!loop->unread || !stops_unread(loop, &signal, saved, error)) return false;

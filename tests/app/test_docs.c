@@ -28,6 +28,7 @@ DOCUMENT(install, "docs/install.md")
 DOCUMENT(parallel, "docs/parallel.md")
 DOCUMENT(rewards, "docs/rewards.md")
 DOCUMENT(report, "docs/report.md")
+DOCUMENT(rl, "docs/rl.md")
 DOCUMENT(sizing, "docs/sizing.md")
 DOCUMENT(start, "docs/start.md")
 
@@ -47,6 +48,7 @@ int main(void) {
         TRAIN_TEST(the_commands_of_parallel_work),
         TRAIN_TEST(the_commands_of_rewards_work),
         TRAIN_TEST(the_commands_of_report_work),
+        TRAIN_TEST(the_commands_of_rl_work),
         TRAIN_TEST(the_commands_of_sizing_work),
         TRAIN_TEST(the_commands_of_start_work),
     };

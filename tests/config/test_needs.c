@@ -20,8 +20,8 @@
 static const char *const always[] = {"run", "init", "seed", "steps", "tokens", "epochs", "fork", "from", "device", "threads", "precision",
     "fp8.recipe", "recompute", "on_nan", "plan", "layout", "hang", "on_event", "metrics.listen", "metrics.file", "metrics.otlp",
     "tensorboard", "data.train", "data.valid", "data.length", "model.family", "model.layers", "model.width", "model.heads",
-    "model.kv_heads", "model.head_dim", "model.ffn", "model.rope_attention_factor", "model.norm_epsilon", "batch.tokens", "batch.last",
-    "batch.sequences", "optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "optimizer.clip",
+    "model.kv_heads", "model.head_dim", "model.ffn", "model.rope_attention_factor", "model.norm_epsilon", "batch.last", "batch.sequences",
+    "optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "optimizer.clip",
     "optimizer.in_backward", "schedule.kind", "schedule.warmup", "log.every", "checkpoint.every", "checkpoint.keep",
     "checkpoint.keep_every", "checkpoint.store", "checkpoint.async", "checkpoint.whole_every", "lora.rank", "layout.dp", "layout.tp",
     "layout.pp", "layout.cp", "layout.ep"};
@@ -40,12 +40,13 @@ static const char *const runs[] = {"", "model.family=flux", "model.family=flux m
     "batch.ramp_steps=16", "optimizer.name=muon", "optimizer.name=lion", "optimizer.weight_decay=0", "schedule.kind=wsd",
     "schedule.kind=wsd schedule.decay=9", "schedule.kind=constant", "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2",
     "layout.pp=2 layout.pp_schedule=interleaved", "layout.pp=2 layout.pp_chunks=1", "precision=pure_bf16", "layout.cp=2", "layout.zero=0",
-    "precision=fp64", "metrics.file=x", "data.valid=x"};
+    "precision=fp64", "metrics.file=x", "data.valid=x", "rl.loss=grpo", "rl.loss=dppo", "rl.loss=grpo rl.reward=length",
+    "rl.loss=grpo rl.kl_coef=0.1"};
 enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */
 static const char *const values[] = {"true", "delayed", "false", "x", "2", "3", "0.5", "100", "1e6", "0", "fp8", "shared", "best_fit",
-    "model", "linear", "dpo", "wsd", "interleaved", "ring", "bf16", "silu", "sigmoid"};
+    "model", "linear", "dpo", "wsd", "interleaved", "ring", "bf16", "silu", "sigmoid", "grpo", "reward", "skip", "1Gi"};
 enum { VALUES = sizeof values / sizeof *values };
 
 static const RunFacts none, all = {true, true, true, true, true, true, true, true, true, true, true, true, true, true, true};

@@ -37,7 +37,8 @@ static const char *other_value(const Option *option, const char *value, char oth
         {"model.text_tokens", NULL}, {"model.rope_first", NULL}, {"optimizer.in_backward", NULL}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!strcmp(given[i].name, option->name)) return given[i].value;
-    static const char *const others[] = {"lora.", "flow.", "preference."}; /* of runs with adapters, of images, of pairs */
+    static const char *const others[] = {
+        "lora.", "flow.", "preference.", "rl."}; /* of runs with adapters, of images, of pairs, of rewards */
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (starts_with(option->name, others[i])) return NULL;
     switch (option->type) {

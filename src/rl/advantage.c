@@ -1,0 +1,64 @@
+/* Advantages: pure functions of rewards, the same on all ranks. Deviations are unbiased, as in TRL. */
+#include "rl/advantage_internal.h"
+
+#include <math.h>
+
+#include "base/math.h"
+
+typedef struct RewardMoments {
+    double mean, deviation;
+    int64_t count;
+} RewardMoments;
+
+static RewardMoments reward_moments(const double *rewards, int64_t count) {
+    RewardMoments moments = {0};
+    double squares = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (isnan(rewards[i])) continue;
+        moments.mean += rewards[i];
+        moments.count++;
+    }
+    moments.mean /= (double)int_max(moments.count, 1);
+    for (int64_t i = 0; i < count; i++)
+        if (!isnan(rewards[i])) squares += (rewards[i] - moments.mean) * (rewards[i] - moments.mean);
+    moments.deviation = moments.count > 1 ? sqrt(squares / (double)(moments.count - 1)) : 0;
+    return moments;
+}
+
+static double advantage_in(PolicyAdvantage kind, double reward, const RewardMoments *among) {
+    const double least = 1e-4;
+    double above = reward - among->mean;
+    if (isnan(reward)) return 0;
+    switch (kind) {
+    case ADVANTAGE_SCALED:
+    case ADVANTAGE_OF_BATCH: return above / (among->deviation + least);
+    case ADVANTAGE_CENTERED: return above;
+    case ADVANTAGE_LEFT_OUT: return among->count > 1 ? above * (double)among->count / (double)(among->count - 1) : 0;
+    case ADVANTAGE_OVER_MEAN: return among->mean > 0 ? above / among->mean : 0;
+    case ADVANTAGE_TEACHER: break;
+    }
+    return 0;
+}
+
+void policy_advantages(PolicyAdvantage kind, const double *rewards, int64_t groups, int64_t samples, double *advantages) {
+    int64_t among = kind == ADVANTAGE_OF_BATCH ? groups * samples : samples;
+    for (int64_t first = 0; first < groups * samples; first += among) {
+        RewardMoments moments = reward_moments(rewards + first, among);
+        for (int64_t i = first; i < first + among; i++) advantages[i] = advantage_in(kind, rewards[i], &moments);
+    }
+}
+
+bool policy_group_varies(const double *rewards, int64_t samples) {
+    double first = NAN;
+    for (int64_t i = 0; i < samples; i++) {
+        if (isnan(rewards[i])) continue;
+        if (!isnan(first) && rewards[i] != first) return true;
+        first = rewards[i];
+    }
+    return false;
+}
+
+double policy_overlong_penalty(int64_t tokens, int64_t most, int64_t overlong) {
+    int64_t beyond = tokens - (most - overlong);
+    return overlong && beyond > 0 ? fmin(1, (double)beyond / (double)overlong) : 0;
+}

@@ -1,0 +1,460 @@
+/* Generates, judges and shares the samples of a rollout. Sample s of the prompt with number n in the
+ * run draws with the number n * samples + s. Owned by the training loop. */
+#include "rl/rollout.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/log.h"
+#include "base/math.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "base/scope.h"
+#include "data/byte_tokenizer.h"
+#include "engine/engine.h"
+#include "infer/generated_text.h"
+#include "rl/advantage_internal.h"
+#include "rl/rollout_reference_internal.h"
+#include "rl/reward.h"
+#include "rl/rollout_internal.h"
+#include "run/generation_settings.h"
+
+struct RolloutMaker {
+    RolloutOptions options;
+    ModelConfig model; /* with the temperature */
+    LoraConfig lora;
+    EngineOwner owner;
+    Engine *engine;
+    RewardSet *rewards; /* NULL: none */
+    RolloutReference *reference;
+    TokenIds ends;
+    int64_t limit; /* tokens from this one on are not drawn */
+};
+
+/* -- Opening and closing ------------------------------------------------------------------------------------------- */
+
+static bool open_rewards(RolloutMaker *maker, Error *error) {
+    const RlConfig *rl = &maker->options.config->rl;
+    const PromptSet *const sets[] = {&maker->options.corpus->prompts, &maker->options.corpus->valid_prompts};
+    if (!rl->reward[0]) return true;
+    maker->rewards = rewards_create(rl->reward, rewards_limits(rl), error);
+    if (!maker->rewards) return error_context(error, "rl.reward");
+    for (int s = 0; s < 2; s++)
+        for (size_t i = 0; i < sets[s]->count; i++)
+            if (!rewards_check_record(maker->rewards, sets[s]->items[i].record, error))
+                return error_context(
+                    error, "prompt %zu of %s", i + 1, s ? maker->options.config->data.valid : maker->options.config->data.train);
+    return true;
+}
+
+static bool open_ends(RolloutMaker *maker, Error *error) {
+    const Config *config = maker->options.config;
+    const Corpus *corpus = maker->options.corpus;
+    int32_t answer = corpus->prompts.answer_end;
+    if (corpus->bytes) token_ids_append(&maker->ends, BYTE_SEPARATOR);
+    else if (!generation_end_tokens(config->run, config, corpus->tokenizer, &maker->ends, error)) return false;
+    if (answer >= 0) token_ids_append(&maker->ends, answer);
+    maker->limit = int_min(corpus->bytes ? BYTE_VOCABULARY : tokenizer_vocabulary(corpus->tokenizer), config->model.vocabulary);
+    return maker->ends.count > 0 ||
+           error_set(error, ERROR_USAGE,
+               "no token is known to end an answer, so every sample would have rl.tokens=%lld tokens: add generation_config.json with "
+               "eos_token_id to init=%s",
+               (long long)config->rl.tokens, config->init);
+}
+
+static bool open_engine(RolloutMaker *maker, Error *error) {
+    const Config *config = maker->options.config;
+    Session *session = maker->options.session;
+    const RlConfig *rl = &config->rl;
+    int64_t ranks = mesh_size(session->mesh, AXES_DATA), most = divide_up(rl->prompts, ranks) * rl->samples;
+    int64_t slots = int_min(int_min(rl->slots, int_max(most, (int64_t)maker->options.corpus->valid_prompts.count)), ENGINE_MOST_SLOTS);
+    maker->model = config->model;
+    maker->model.logit_divisor *= rl->temperature;
+    maker->lora = config->lora;
+    maker->owner = (EngineOwner){&session->training, session->layout, &maker->lora};
+    const EngineSizes sizes = {.slots = slots, .cache_rows = slots * config->data.length, .limit = maker->limit};
+    maker->engine = engine_create_beside(&maker->model, (Precision)config->precision, &maker->owner, session->device, sizes, error);
+    return maker->engine || error_context(error, "generation for rl.loss");
+}
+
+RolloutMaker *rollout_maker_open(const RolloutOptions *options, Error *error) {
+    RolloutMaker *maker = memory_allocate(sizeof *maker);
+    *maker = (RolloutMaker){.options = *options};
+    bool opened = open_rewards(maker, error) && open_ends(maker, error) && open_engine(maker, error) &&
+                  rollout_reference_open(options, &maker->reference, error);
+    if (opened) return maker;
+    rollout_maker_close(maker);
+    return NULL;
+}
+
+void rollout_maker_close(RolloutMaker *maker) {
+    if (!maker) return;
+    engine_free(maker->engine);
+    rewards_free(maker->rewards);
+    rollout_reference_close(maker->reference);
+    token_ids_free(&maker->ends);
+    free(maker);
+}
+
+const RolloutOptions *rollout_maker_options(const RolloutMaker *maker) { return &maker->options; }
+
+const char *rollout_reward_name(const RolloutMaker *maker, int index) {
+    return maker->rewards && index < rewards_count(maker->rewards) ? rewards_name(maker->rewards, index) : NULL;
+}
+
+void rollout_free(Rollout *rollout) {
+    for (int64_t i = 0; i < rollout->count; i++) rollout_sample_free(&rollout->samples[i]);
+    free(rollout->samples);
+    *rollout = (Rollout){0};
+}
+
+/* -- Generation ---------------------------------------------------------------------------------------------------- */
+
+/* Prompts to sample, on one rank. */
+typedef struct Generating {
+    RolloutMaker *maker;
+    const PromptSet *prompts;
+    RolloutSample *samples; /* [prompts of this call * each], on this rank the ones of its prompts */
+    int64_t each;           /* samples of a prompt */
+    double waited;          /* seconds for rewards */
+    int64_t submitted;
+} Generating;
+
+/* The samples of one prompt. */
+typedef struct PromptGroup {
+    Generating *generating;
+    RolloutSample *samples;
+} PromptGroup;
+
+static bool take_drawn(void *context, int index, const EngineToken *token) {
+    const PromptGroup *group = context;
+    RolloutSample *sample = &group->samples[index];
+    size_t count = sample->ids.count;
+    array_append(sample->old, count, token->log_probability);
+    token_ids_append(&sample->ids, token->token);
+    const TokenIds *ends = &group->generating->maker->ends;
+    for (size_t i = 0; i < ends->count; i++)
+        if (ends->items[i] == token->token) return false;
+    return true;
+}
+
+/* Hands a finished sample to the rewards, whose text lacks the end token. */
+static void judge_sample(const Generating *generating, RolloutSample *sample) {
+    const RolloutMaker *maker = generating->maker;
+    const Prompt *prompt = &generating->prompts->items[sample->prompt];
+    GeneratedText text = generated_text(maker->options.corpus->tokenizer), asked = generated_text(maker->options.corpus->tokenizer);
+    const StopTexts none = {0};
+    size_t count = sample->ids.count - !sample->cut;
+    for (size_t i = 0; i < count; i++) generated_text_add(&text, &none, sample->ids.items[i]);
+    for (size_t i = 0; i < prompt->tokens.count; i++) generated_text_add(&asked, &none, prompt->tokens.items[i]);
+    generated_text_finish(&text);
+    generated_text_finish(&asked);
+    const RewardSample judged = {.prompt = asked.bytes,
+        .completion = text.bytes,
+        .prompt_size = asked.size,
+        .completion_size = text.size,
+        .prompt_ids = prompt->tokens.items,
+        .completion_ids = sample->ids.items,
+        .prompt_count = prompt->tokens.count,
+        .completion_count = count,
+        .finish = sample->cut ? "length" : "stop",
+        .record = prompt->record};
+    rewards_submit(maker->rewards, sample - generating->samples, &judged);
+    generated_text_free(&text);
+    generated_text_free(&asked);
+}
+
+static void end_drawn(void *context, int index, EngineEnd end) {
+    const PromptGroup *group = context;
+    RolloutSample *sample = &group->samples[index];
+    sample->cut = end == ENGINE_LENGTH;
+    if (!group->generating->maker->rewards) return;
+    judge_sample(group->generating, sample);
+    group->generating->submitted++;
+}
+
+/* Waits for the rewards of the submitted samples. */
+static bool take_rewards(Generating *generating, Error *error) {
+    RolloutMaker *maker = generating->maker;
+    double start = log_seconds();
+    bool taken = true;
+    for (int64_t i = 0; taken && i < generating->submitted; i++) {
+        RewardResult result = {0};
+        taken = rewards_take(maker->rewards, &result, error);
+        if (!taken) break;
+        RolloutSample *sample = &generating->samples[result.id];
+        sample->reward = result.failure ? NAN : result.total;
+        size_t values = (size_t)rewards_count(maker->rewards);
+        sample->values = memory_allocate(values * sizeof *sample->values);
+        memcpy(sample->values, result.values, values * sizeof *sample->values);
+        reward_result_free(&result);
+    }
+    generating->waited += log_seconds() - start;
+    return taken;
+}
+
+/* A list of prompts, and the number that the first has in the run. */
+typedef struct PromptList {
+    const int64_t *items;
+    int64_t count;
+    uint64_t number;
+} PromptList;
+
+/* Generates and judges the samples of this rank's prompts, which are every `size`th of the list.
+ * *stopped: a stop was requested. */
+static bool generate_own(
+    Generating *generating, const PromptList *list, const Sampling *sampling, Watchdog *watchdog, bool *stopped, Error *error) {
+    RolloutMaker *maker = generating->maker;
+    const Session *session = maker->options.session;
+    int64_t rank = comm_rank(session->comm), size = comm_size(session->comm), each = generating->each;
+    SCOPED_FREE PromptGroup *groups = memory_allocate((size_t)list->count * sizeof *groups);
+    bool good = true;
+    generating->submitted = 0;
+    for (int64_t i = 0; i < list->count; i++) {
+        groups[i] = (PromptGroup){generating, generating->samples + i * each};
+        for (int64_t s = 0; s < each; s++) groups[i].samples[s].prompt = list->items[i];
+    }
+    for (int64_t i = rank; i < list->count && good; i += size) {
+        const TokenIds *prompt = &generating->prompts->items[list->items[i]].tokens;
+        const EngineRequest request = {.prompt = prompt->items,
+            .prompt_count = (int64_t)prompt->count,
+            .tokens = maker->options.config->rl.tokens,
+            .samples = (int)each,
+            .sampling = *sampling,
+            .number = (list->number + (uint64_t)i) * (uint64_t)each,
+            .token = take_drawn,
+            .end = end_drawn,
+            .context = &groups[i]};
+        good = engine_submit(maker->engine, &request, error);
+    }
+    while (good && engine_busy(maker->engine) && !maker->options.stop->signal) {
+        good = engine_step(maker->engine, error);
+        watchdog_alive(watchdog, session->step);
+    }
+    for (int64_t i = rank; i < list->count; i += size) engine_cancel(maker->engine, &groups[i]);
+    *stopped = good && maker->options.stop->signal;
+    return take_rewards(generating, error) && good;
+}
+
+/* -- Sharing ------------------------------------------------------------------------------------------------------- */
+
+/* A rank's message: its samples as numbers, which doubles hold exactly. */
+typedef struct SampleMessage {
+    double *items;
+    size_t count;
+} SampleMessage;
+
+static void put_number(SampleMessage *message, double number) { array_append(message->items, message->count, number); }
+
+static void put_sample(SampleMessage *message, const RolloutSample *sample, int rewards) {
+    put_number(message, (double)sample->ids.count);
+    put_number(message, sample->cut);
+    put_number(message, sample->reward);
+    for (int i = 0; i < rewards; i++) put_number(message, sample->values[i]);
+    for (size_t i = 0; i < sample->ids.count; i++) put_number(message, sample->ids.items[i]);
+    for (size_t i = 0; i < sample->ids.count; i++) put_number(message, sample->old[i]);
+}
+
+static const double *take_sample(const double *at, RolloutSample *sample, int rewards) {
+    size_t count = (size_t)*at++;
+    sample->cut = *at++ > 0;
+    sample->reward = *at++;
+    sample->values = memory_allocate((size_t)int_max(rewards, 1) * sizeof *sample->values);
+    for (int i = 0; i < rewards; i++) sample->values[i] = *at++;
+    for (size_t i = 0; i < count; i++) token_ids_append(&sample->ids, (int32_t)*at++);
+    sample->old = memory_allocate(count * sizeof *sample->old);
+    memcpy(sample->old, at, count * sizeof *sample->old);
+    return at + count;
+}
+
+/* What a rank says of its share: how many numbers its message has, or why it has none. */
+typedef struct ShareNotice { int64_t numbers, code, stopped; } ShareNotice;
+
+/* Sets the same outcome on all ranks: a failure of any, or a stop. */
+static bool agree_on_shares(const ShareNotice *notices, int size, int rank, bool *stopped, Error *error) {
+    *stopped = false;
+    for (int r = 0; r < size; r++) {
+        *stopped = *stopped || notices[r].stopped;
+        if (!notices[r].code) continue;
+        if (r != rank && !notices[rank].code)
+            error_set(error, (ErrorCode)notices[r].code, "rank %d could not generate its samples, for the reason in its message", r);
+        return false;
+    }
+    return true;
+}
+
+/* Gives all ranks the samples of all ranks. `good` false: this rank has failed, with its error set. */
+static bool share_samples(Generating *generating, int64_t prompts, bool good, bool *stopped, Error *error) {
+    RolloutMaker *maker = generating->maker;
+    Comm *comm = maker->options.session->comm;
+    int rank = comm_rank(comm), size = comm_size(comm), rewards = maker->rewards ? rewards_count(maker->rewards) : 0;
+    int64_t each = generating->each;
+    SCOPED_FREE ShareNotice *notices = memory_allocate((size_t)size * sizeof *notices);
+    SampleMessage mine = {0};
+    for (int64_t i = rank; i < prompts && good && !*stopped; i += size)
+        for (int64_t s = 0; s < each; s++) put_sample(&mine, &generating->samples[i * each + s], rewards);
+    notices[rank] = (ShareNotice){(int64_t)mine.count, good ? 0 : error->code, *stopped};
+    SCOPED_FREE double *owned = mine.items;
+    Error ignored = {0};
+    if (!comm_host_all_gather(comm, "samples of ranks", notices, sizeof *notices / sizeof(int64_t), COMM_I64, good ? error : &ignored))
+        return false;
+    if (!agree_on_shares(notices, size, rank, stopped, error)) return false;
+    for (int r = 0; r < size && !*stopped; r++) {
+        SCOPED_FREE double *theirs = r == rank ? NULL : memory_allocate((size_t)int_max(notices[r].numbers, 1) * sizeof *theirs);
+        double *numbers = r == rank ? mine.items : theirs;
+        if (!comm_host_broadcast(comm, "samples", numbers, notices[r].numbers, COMM_F64, r, error)) return false;
+        const double *at = numbers;
+        for (int64_t i = r; i < prompts && r != rank; i += size)
+            for (int64_t s = 0; s < each; s++) at = take_sample(at, &generating->samples[i * each + s], rewards);
+    }
+    return true;
+}
+
+/* Generates the samples of a list of prompts on all ranks: samples[list->count * each]. */
+static bool generate_all(
+    Generating *generating, const PromptList *list, const Sampling *sampling, Watchdog *watchdog, bool *stopped, Error *error) {
+    bool good = generate_own(generating, list, sampling, watchdog, stopped, error);
+    return share_samples(generating, list->count, good, stopped, error);
+}
+
+/* -- A rollout ----------------------------------------------------------------------------------------------------- */
+
+/* Returns prompt `n` of the run, in an order that changes with every pass over the prompts. */
+static int64_t choose_prompt(const RolloutMaker *maker, uint64_t stream, uint64_t n) {
+    uint64_t count = maker->options.corpus->prompts.count;
+    return (int64_t)rng_permute((uint64_t)maker->options.config->seed + n / count, stream, n % count, count);
+}
+
+static void add_facts(RolloutFacts *facts, const RolloutSample *samples, int64_t groups, int64_t each) {
+    for (int64_t g = 0; g < groups; g++) {
+        SCOPED_FREE double *rewards = memory_allocate((size_t)each * sizeof *rewards);
+        for (int64_t s = 0; s < each; s++) {
+            const RolloutSample *sample = &samples[g * each + s];
+            rewards[s] = sample->reward;
+            facts->tokens += (int64_t)sample->ids.count;
+            facts->cut += sample->cut;
+            for (size_t t = 0; t < sample->ids.count; t++) facts->surprise -= sample->old[t];
+            facts->failed += isnan(sample->reward);
+            if (isnan(sample->reward)) continue;
+            facts->reward += sample->reward;
+            facts->deviation += sample->reward * sample->reward;
+        }
+        facts->equal_groups += !policy_group_varies(rewards, each);
+    }
+    facts->groups += groups;
+    facts->samples += groups * each;
+}
+
+/* Turns sums into means. */
+static void finish_facts(RolloutFacts *facts) {
+    double samples = (double)int_max(facts->samples, 1), judged = fmax(samples - facts->failed, 1);
+    facts->reward /= judged;
+    facts->deviation = sqrt(fmax(0, facts->deviation / judged - facts->reward * facts->reward));
+    facts->equal_groups /= (double)int_max(facts->groups, 1);
+    facts->length = (double)facts->tokens / samples;
+    facts->surprise /= (double)int_max(facts->tokens, 1);
+    facts->cut /= samples;
+    facts->failed /= samples;
+}
+
+/* Moves the groups that are trained to the rollout: those whose rewards vary, if others can take the
+ * place of the rest. */
+static void keep_groups(Rollout *rollout, RolloutSample *samples, int64_t groups, int64_t each, bool all) {
+    SCOPED_FREE double *rewards = memory_allocate((size_t)each * sizeof *rewards);
+    for (int64_t g = 0; g < groups; g++) {
+        for (int64_t s = 0; s < each; s++) rewards[s] = samples[g * each + s].reward;
+        bool kept = all || policy_group_varies(rewards, each);
+        for (int64_t s = 0; s < each; s++)
+            if (kept) array_append(rollout->samples, rollout->count, samples[g * each + s]);
+            else rollout_sample_free(&samples[g * each + s]);
+        rollout->groups += kept;
+    }
+}
+
+/* Generates one round of a rollout. */
+static bool make_round(RolloutMaker *maker, int64_t index, int64_t round, Watchdog *watchdog, Rollout *rollout, Error *error) {
+    const RlConfig *rl = &maker->options.config->rl;
+    int64_t wanted = rl->prompts - rollout->groups, each = rl->samples;
+    uint64_t first = (uint64_t)(index * rl->prompts), refills = (uint64_t)((index * rl->refill + round - 1) * rl->prompts);
+    SCOPED_FREE int64_t *items = memory_allocate((size_t)wanted * sizeof *items);
+    for (int64_t i = 0; i < wanted; i++)
+        items[i] = round ? choose_prompt(maker, RNG_STREAM_REFILL, refills + (uint64_t)i)
+                         : choose_prompt(maker, RNG_STREAM_SHUFFLE, first + (uint64_t)i);
+    const PromptList list = {items, wanted, (uint64_t)((index * (rl->refill + 1) + round) * rl->prompts)};
+    const Sampling sampling = {.temperature = 1, .top_p = 1, .seed = (uint64_t)maker->options.config->seed};
+    Generating generating = {.maker = maker, .prompts = &maker->options.corpus->prompts, .each = each};
+    SCOPED_FREE RolloutSample *samples = memory_allocate((size_t)(wanted * each) * sizeof *samples);
+    memset(samples, 0, (size_t)(wanted * each) * sizeof *samples);
+    generating.samples = samples;
+    double start = log_seconds();
+    bool good = generate_all(&generating, &list, &sampling, watchdog, &rollout->stopped, error);
+    rollout->facts.generating += log_seconds() - start - generating.waited;
+    rollout->facts.judging += generating.waited;
+    if (!good || rollout->stopped) {
+        for (int64_t i = 0; i < wanted * each; i++) rollout_sample_free(&samples[i]);
+        return good;
+    }
+    add_facts(&rollout->facts, samples, wanted, each);
+    bool last = round == rl->refill;
+    keep_groups(rollout, samples, wanted, each, !rl->refill || (last && !rollout->groups));
+    return true;
+}
+
+/* Subtracts penalties from rewards, and computes advantages. */
+static void set_advantages(const RolloutMaker *maker, Rollout *rollout) {
+    const Config *config = maker->options.config;
+    const RlConfig *rl = &config->rl;
+    const PolicyConfig *policy = &config->model.policy;
+    SCOPED_FREE double *rewards = memory_allocate((size_t)int_max(rollout->count, 1) * sizeof *rewards);
+    SCOPED_FREE double *advantages = memory_allocate((size_t)int_max(rollout->count, 1) * sizeof *advantages);
+    for (int64_t i = 0; i < rollout->count; i++) {
+        const RolloutSample *sample = &rollout->samples[i];
+        rewards[i] = sample->reward - policy_overlong_penalty((int64_t)sample->ids.count, rl->tokens, rl->overlong);
+        for (size_t t = 0; sample->reference && rl->kl == RL_KL_REWARD && t < sample->ids.count; t++)
+            rewards[i] -= policy->kl * (sample->old[t] - sample->reference[t]);
+    }
+    policy_advantages(policy_rule(policy)->advantage, rewards, rollout->groups, rl->samples, advantages);
+    for (int64_t i = 0; i < rollout->count; i++) rollout->samples[i].advantage = advantages[i];
+}
+
+bool rollout_make(RolloutMaker *maker, int64_t index, Watchdog *watchdog, Rollout *rollout, Error *error) {
+    const RlConfig *rl = &maker->options.config->rl;
+    *rollout = (Rollout){0};
+    EngineCounts before = engine_counts(maker->engine);
+    exchange_finish_weights(maker->options.session->training.exchange);
+    for (int64_t round = 0; round <= rl->refill && rollout->groups < rl->prompts && !rollout->stopped; round++)
+        if (!make_round(maker, index, round, watchdog, rollout, error)) return false;
+    if (rollout->stopped) return true;
+    finish_facts(&rollout->facts);
+    rollout->facts.prompt_tokens = engine_counts(maker->engine).prompt_tokens - before.prompt_tokens;
+    double start = log_seconds();
+    if (!rollout_reference_score(maker->reference, &maker->options.corpus->prompts, rollout->samples, rollout->count, error)) return false;
+    rollout->facts.scoring = log_seconds() - start;
+    set_advantages(maker, rollout);
+    return true;
+}
+
+bool rollout_evaluate(RolloutMaker *maker, Watchdog *watchdog, double *reward, int64_t *count, bool *stopped, Error *error) {
+    const PromptSet *prompts = &maker->options.corpus->valid_prompts;
+    const EvalConfig *eval = &maker->options.config->eval;
+    int64_t all = (int64_t)prompts->count, wanted = eval->sequences ? int_min(eval->sequences, all) : all;
+    SCOPED_FREE int64_t *items = memory_allocate((size_t)wanted * sizeof *items);
+    SCOPED_FREE RolloutSample *samples = memory_allocate((size_t)wanted * sizeof *samples);
+    memset(samples, 0, (size_t)wanted * sizeof *samples);
+    for (int64_t i = 0; i < wanted; i++) items[i] = i;
+    Generating generating = {.maker = maker, .prompts = prompts, .samples = samples, .each = 1};
+    exchange_finish_weights(maker->options.session->training.exchange);
+    bool good = generate_all(&generating, &(PromptList){items, wanted, 0}, &(Sampling){.top_p = 1}, watchdog, stopped, error);
+    *reward = 0, *count = 0;
+    for (int64_t i = 0; i < wanted; i++) {
+        bool judged = good && !*stopped && !isnan(samples[i].reward);
+        *reward += judged ? samples[i].reward : 0;
+        *count += judged;
+        rollout_sample_free(&samples[i]);
+    }
+    *reward /= (double)int_max(*count, 1);
+    return good;
+}

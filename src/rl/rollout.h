@@ -1,0 +1,55 @@
+/* Rollouts: the model of a training generates samples of prompts with its present weights, rewards
+ * judge them, and advantages follow. One engine, without weights of its own, serves the whole run.
+ *
+ * Every rank generates its share of the prompts, and then all ranks have all samples. A rollout is a
+ * function of the weights, the settings and its index: not of the ranks, the slots or the order in
+ * which programs answer. */
+#pragma once
+
+#include "base/stop.h"
+#include "launch/watchdog.h"
+#include "rl/samples.h"
+#include "run/corpus.h"
+#include "session/session.h"
+
+/* What a rollout was like, over all of its rounds. Means are over samples unless said otherwise. */
+typedef struct RolloutFacts {
+    int64_t samples, groups;             /* generated */
+    int64_t tokens, prompt_tokens;       /* drawn, and computed of prompts */
+    double reward, deviation;            /* of rewards, before penalties */
+    double equal_groups;                 /* share of the groups whose rewards are equal */
+    double length, cut;                  /* tokens; share of the samples that rl.tokens cut off */
+    double surprise;                     /* -log p of drawn tokens, per token: the estimated entropy */
+    double failed;                       /* share of the samples without a reward */
+    double generating, judging, scoring; /* seconds: generation; then waiting for rewards; the reference */
+} RolloutFacts;
+
+typedef struct Rollout {
+    RolloutSample *samples; /* [count], group after group */
+    int64_t count, groups;
+    RolloutFacts facts;
+    bool stopped; /* on request: there are no samples */
+} Rollout;
+void rollout_free(Rollout *rollout);
+
+typedef struct RolloutMaker RolloutMaker;
+typedef struct RolloutOptions {
+    const Config *config;
+    Session *session;
+    const Corpus *corpus;
+    const StopRequest *stop;
+} RolloutOptions;
+/* Opens the rewards, the engine and the reference; the options' fields outlive the maker. ERROR_MEMORY,
+ * ERROR_USAGE, ERROR_DATA. */
+RolloutMaker *rollout_maker_open(const RolloutOptions *options, Error *error);
+void rollout_maker_close(RolloutMaker *maker); /* NULL is fine */
+/* Returns the name of reward `index`; NULL after the last. */
+const char *rollout_reward_name(const RolloutMaker *maker, int index);
+
+/* Makes rollout `index` of the run. Collective; the ranks fail together: ERROR_DATA for rewards. */
+bool rollout_make(RolloutMaker *maker, int64_t index, Watchdog *watchdog, Rollout *rollout, Error *error);
+/* Writes the samples as JSON lines to RUN/rollouts/STEP.jsonl. */
+bool rollout_record(const RolloutMaker *maker, const Rollout *rollout, int64_t step, Error *error);
+/* Judges the likeliest answers to the validation prompts. *reward: the mean; *count: of how many.
+ * Collective. */
+bool rollout_evaluate(RolloutMaker *maker, Watchdog *watchdog, double *reward, int64_t *count, bool *stopped, Error *error);

@@ -1,0 +1,64 @@
+/* The file of a rollout: a JSON line for each sample, for people and other programs. Nothing reads it
+ * back. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "infer/generated_text.h"
+#include "rl/rollout.h"
+#include "rl/rollout_internal.h"
+
+static json_t *real_or_null(double value) { return isfinite(value) ? json_real(value) : json_null(); }
+
+static json_t *sample_text(const Tokenizer *tokenizer, const RolloutSample *sample) {
+    GeneratedText text = generated_text(tokenizer);
+    for (size_t i = 0; i + !sample->cut < sample->ids.count; i++) generated_text_add(&text, &(StopTexts){0}, sample->ids.items[i]);
+    generated_text_finish(&text);
+    json_t *string = json_stringn(text.bytes ? text.bytes : "", text.size);
+    generated_text_free(&text);
+    return string ? string : json_null();
+}
+
+static json_t *sample_line(const RolloutMaker *maker, const RolloutSample *sample, int64_t number, int64_t step) {
+    const RolloutOptions *options = rollout_maker_options(maker);
+    json_t *ids = json_array(), *old = json_array(), *reference = json_array(), *rewards = json_object();
+    const char *name;
+    for (int i = 0; (name = rollout_reward_name(maker, i)); i++) json_object_set_new(rewards, name, real_or_null(sample->values[i]));
+    for (size_t i = 0; i < sample->ids.count; i++) {
+        json_array_append_new(ids, json_integer(sample->ids.items[i]));
+        json_array_append_new(old, json_real(sample->old[i]));
+        if (sample->reference) json_array_append_new(reference, json_real(sample->reference[i]));
+    }
+    json_t *line = json_object();
+    json_object_set_new(line, "step", json_integer(step));
+    json_object_set_new(line, "prompt", json_integer(sample->prompt + 1));
+    json_object_set_new(line, "sample", json_integer(number));
+    json_object_set_new(line, "completion", sample_text(options->corpus->tokenizer, sample));
+    json_object_set_new(line, "finish", json_string(sample->cut ? "length" : "stop"));
+    json_object_set_new(line, "reward", real_or_null(sample->reward));
+    json_object_set_new(line, "rewards", rewards);
+    json_object_set_new(line, "advantage", real_or_null(sample->advantage));
+    json_object_set_new(line, "ids", ids);
+    json_object_set_new(line, "logprobs", old);
+    if (sample->reference) json_object_set(line, "reference_logprobs", reference);
+    json_decref(reference);
+    return line;
+}
+
+bool rollout_record(const RolloutMaker *maker, const Rollout *rollout, int64_t step, Error *error) {
+    const Config *config = rollout_maker_options(maker)->config;
+    SCOPED_FREE char *folder = memory_format("%s/rollouts", config->run), *path = memory_format("%s/%" PRId64 ".jsonl", folder, step),
+                     *all = NULL;
+    size_t size;
+    FILE *out = open_memstream(&all, &size);
+    if (!out) memory_refused(0);
+    for (int64_t i = 0; i < rollout->count; i++) {
+        json_auto_t *line = sample_line(maker, &rollout->samples[i], i % config->rl.samples, step);
+        if (json_dumpf(line, out, JSON_COMPACT) != 0 || putc('\n', out) == EOF) memory_refused(0);
+    }
+    fclose(out);
+    return file_make_folder(folder, error) && file_write(path, all, (int64_t)size, error);
+}

@@ -1,0 +1,126 @@
+/* Steps of reinforcement learning. A rollout gives the samples of rl.updates steps; each step trains
+ * its share of the groups, in as many microbatches as they fill. The index of a rollout, and with it
+ * its prompts and draws, follows from the step, so a run that continues makes the same rollouts.
+ * Checkpoints are written between rollouts only. Owns the rollout and the batch of the step. Called by
+ * steps. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "base/log.h"
+#include "base/math.h"
+#include "train/loop_internal.h"
+
+bool loop_open_rollouts(Loop *loop, Error *error) {
+    if (!loop->config->model.policy.loss || loop->config->profile) return true;
+    const RolloutOptions options = {&loop->settings, &loop->session, &loop->corpus, loop->host->stop};
+    loop->maker = rollout_maker_open(&options, error);
+    return loop_agree(loop, "rollouts", loop->maker, error);
+}
+
+void loop_close_rollouts(Loop *loop) {
+    sample_batch_free(&loop->batch);
+    rollout_free(&loop->rollout);
+    rollout_maker_close(loop->maker);
+    loop->maker = NULL;
+}
+
+bool loop_within_rollout(const Loop *loop) { return loop->maker && loop->updates_left > 0; }
+
+/* -- Warnings ------------------------------------------------------------------------------------------------------ */
+
+/* What a run of reinforcement learning is warned of, once for each period in which it is so. */
+typedef enum PolicyFault { FAULT_EQUAL, FAULT_CUT, FAULT_UNTRAINED, FAULT_CERTAIN, FAULT_FAILED, POLICY_FAULTS } PolicyFault;
+
+static void warn_of_fault(Loop *loop, PolicyFault fault, bool is, const char *format, double value) {
+    enum { PATIENCE = 3 /* rollouts in a row */ };
+    int *since = &loop->policy_faults[fault];
+    *since = is ? *since + 1 : 0;
+    if (*since != PATIENCE || !loop_leads(loop)) return;
+    char text[512];
+    snprintf(text, sizeof text, format, value);
+    log_warn("step %lld: in the last %d rollouts %s", (long long)loop->session.step + 1, PATIENCE, text);
+}
+
+static void warn_of_rollout(Loop *loop) {
+    const RolloutFacts *facts = &loop->rollout.facts;
+    bool judges = loop->config->rl.reward[0];
+    warn_of_fault(loop, FAULT_EQUAL, judges && facts->equal_groups == 1,
+        "all samples of each prompt had the same reward (mean %g), so nothing is learned: use prompts that the model sometimes solves, "
+        "more rl.samples, or a finer reward; RUN/rollouts has the samples",
+        facts->reward);
+    warn_of_fault(loop, FAULT_CUT, facts->cut == 1,
+        "rl.tokens cut off every sample (mean length %g): the model does not end its answers; give prompts as messages if it knows a chat "
+        "template, or increase rl.tokens",
+        facts->length);
+    warn_of_fault(loop, FAULT_CERTAIN, facts->surprise < 0.01,
+        "the entropy was %g nats per token: samples of a prompt are nearly equal; lower optimizer.lr, or set rl.entropy or rl.kl_coef",
+        facts->surprise);
+    warn_of_fault(loop, FAULT_FAILED, facts->failed > 0.5, "%g of the samples had no reward and were left out", facts->failed);
+}
+
+/* -- Rollouts ------------------------------------------------------------------------------------------------------ */
+
+static bool make_rollout(Loop *loop, Error *error) {
+    const RlConfig *rl = &loop->config->rl;
+    Error unrecorded = {0};
+    rollout_free(&loop->rollout);
+    bool made = rollout_make(loop->maker, loop->session.step / rl->updates, loop->watchdog, &loop->rollout, error);
+    if (made && loop->rollout.stopped) made = error_set(error, ERROR_DATA, "the rollout was stopped");
+    loop->unread = !made && error->code == ERROR_DATA;
+    if (!made) return false;
+    loop->updates_left = rl->updates;
+    loop->next_group = 0;
+    warn_of_rollout(loop);
+    if (loop->metrics && rl->record)
+        loop_note_record(loop, rollout_record(loop->maker, &loop->rollout, loop->session.step + 1, &unrecorded), &unrecorded);
+    return true;
+}
+
+bool loop_take_samples(Loop *loop, Error *error) {
+    const Config *config = loop->config;
+    const RlConfig *rl = &config->rl;
+    const PolicyRule *rule = policy_rule(&config->model.policy);
+    const SampleTerms terms = {
+        .mean = rule->mean, .limit = rl->tokens, .of_teacher = rule->advantage == ADVANTAGE_TEACHER, .leave_out_cut = rl->mask_truncated};
+    if (!loop->updates_left && !make_rollout(loop, error)) return false;
+    loop->first_update = loop->updates_left == rl->updates;
+    int64_t groups = divide_up(loop->rollout.groups - loop->next_group, loop->updates_left);
+    sample_batch_make(&loop->batch, &loop->session.training, &loop->corpus.prompts, loop->rollout.samples + loop->next_group * rl->samples,
+        groups * rl->samples, &terms);
+    loop->next_group += groups;
+    loop->updates_left--;
+    warn_of_fault(loop, FAULT_UNTRAINED, !loop->batch.trained,
+        "no token was trained (%g): every sample was cut off, which rl.mask_truncated leaves out; increase rl.tokens", 0);
+    return true;
+}
+
+void loop_describe_policy(const Loop *loop, const double sums[POLICY_SUMS], PolicyMetrics *metrics) {
+    const RolloutFacts *facts = &loop->rollout.facts;
+    double tokens = fmax(sums[POLICY_TOKENS], 1);
+    *metrics = (PolicyMetrics){.samples = facts->samples,
+        .reward = facts->reward,
+        .deviation = facts->deviation,
+        .equal_groups = facts->equal_groups,
+        .length = facts->length,
+        .cut = facts->cut,
+        .failed = facts->failed,
+        .entropy = facts->surprise,
+        .kl = loop->config->model.policy.kl > 0 && loop->config->rl.kl == RL_KL_LOSS ? sums[POLICY_KL] / tokens : NAN,
+        .clipped = sums[POLICY_CLIPPED] / tokens,
+        .mismatch = sums[POLICY_MISMATCH] / tokens,
+        .different = sums[POLICY_DIFFERENT] / tokens,
+        .first = loop->first_update,
+        .drawn = loop->first_update ? facts->tokens : 0,
+        .generating = loop->first_update ? facts->generating : 0,
+        .judging = loop->first_update ? facts->judging : 0,
+        .scoring = loop->first_update ? facts->scoring : 0};
+}
+
+bool loop_evaluate_policy(Loop *loop, Evaluation *result, Error *error) {
+    double start = log_seconds(), reward;
+    *result = (Evaluation){.bits_per_byte = NAN};
+    if (!rollout_evaluate(loop->maker, loop->watchdog, &reward, &result->tokens, &result->stopped, error)) return false;
+    result->loss = -reward;
+    result->seconds = log_seconds() - start;
+    return true;
+}

@@ -1,0 +1,232 @@
+/* Tests of runs of reinforcement learning: models that learn from rewards alone, the same bits after a stop, a kill and over
+ * ranks, every loss and option, what is written, and what is refused. The losses themselves are proved by
+ * tests/ops/test_policy.c and tests/golden/policy.py. */
+#include "base/file.h"
+#include "support/ranks_run.h"
+
+/* Words of three to five letters. The pretrained model has seen them copied in 7 of 10 cases and reversed in 3, so it knows
+ * both and reverses with this probability. */
+static void write_words(const char *name, int count, uint64_t seed, bool completed) {
+    FILE *file = fopen(name, "w");
+    assert_non_null(file);
+    for (int i = 0; i < count; i++) {
+        char word[8] = "", reversed[8] = "";
+        RngBits bits = rng_bits(seed, 1, (uint64_t)i);
+        int length = 3 + (int)(bits.word[0] % 3);
+        for (int c = 0; c < length; c++) word[c] = reversed[length - 1 - c] = (char)('a' + (bits.word[1] >> 3 * c) % 8);
+        bool copies = completed && bits.word[2] % 10 < 7;
+        fprintf(file, "{\"prompt\": \"%s=\", \"%s\": \"%s\"}\n", word, completed ? "completion" : "answer", copies ? word : reversed);
+    }
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Sums of two digits; the pretrained model has seen the right one in 3 of 10 cases. */
+static void write_sums(const char *name, int count, uint64_t seed, bool completed) {
+    FILE *file = fopen(name, "w");
+    assert_non_null(file);
+    for (int i = 0; i < count; i++) {
+        RngBits bits = rng_bits(seed, 2, (uint64_t)i);
+        int a = (int)(bits.word[0] % 7), b = (int)(bits.word[1] % 7), wrong = completed && bits.word[2] % 10 < 7;
+        fprintf(file, "{\"prompt\": \"%d+%d=\", \"%s\": \"%d\"}\n", a, b, completed ? "completion" : "answer",
+            wrong ? (int)(bits.word[3] % 13) : a + b);
+    }
+    assert_int_equal(fclose(file), 0);
+}
+
+#define PRETRAIN                                                                                                                           \
+    "train model.layers=2 model.width=64 model.heads=4 model.kv_heads=4 model.ffn=192 data.packing=best_fit data.length=64 "               \
+    "batch.sequences=16 batch.tokens=1024 steps=800 optimizer.lr=3e-3 schedule.warmup=20 threads=2 precision=bf16 checkpoint.every=800 "     \
+    "tensorboard=false eval.sample_tokens=0 "
+#define POLICY                                                                                                                             \
+    "train data.length=64 batch.sequences=16 rl.tokens=8 rl.prompts=16 rl.samples=8 precision=bf16 threads=2 schedule.warmup=0 "             \
+    "optimizer.weight_decay=0 tensorboard=false "
+#define REVERSE POLICY "init=words data.train=prompts.jsonl data.valid=valid.jsonl rl.reward=exact rl.loss=grpo "
+
+static int setup(void **state) {
+    if (enter_folder(state) != 0) return -1;
+    write_words("words.jsonl", 10000, 1, true);
+    write_words("prompts.jsonl", 1000, 2, false);
+    write_words("valid.jsonl", 64, 3, false);
+    smelt_good(PRETRAIN "run=words data.train=words.jsonl");
+    return 0;
+}
+
+/* On a CPU, tokens are drawn with the log-probabilities that training computes. */
+static void assert_no_mismatch(const char *run) {
+    json_auto_t *steps = records(run, "step");
+    for (size_t i = 0; i < json_array_size(steps); i++) {
+        assert_true(number(json_array_get(steps, i), "mismatch_kl") == 0);
+        assert_true(number(json_array_get(steps, i), "mismatch_share") == 0);
+    }
+}
+
+static double reward_of(const char *run, const char *kind, int at) { return recorded(run, kind, at, "reward"); }
+
+/* -- Learning ------------------------------------------------------------------------------------------------------ */
+
+static void a_model_learns_to_reverse_words(void **state) {
+    (void)state;
+    for (int seed = 1; seed <= 3; seed++) {
+        char run[16], words[512];
+        snprintf(run, sizeof run, "reverse-%d", seed);
+        snprintf(words, sizeof words, REVERSE "run=%s seed=%d steps=60 optimizer.lr=5e-4 eval.every=60", run, seed);
+        smelt_good(words);
+        assert_true(reward_of(run, "step", 0) < 0.5);
+        assert_true(reward_of(run, "evaluation", -1) > 0.8);
+        assert_no_mismatch(run);
+    }
+}
+
+static void a_model_learns_sums(void **state) {
+    (void)state;
+    write_sums("sums.jsonl", 10000, 1, true);
+    write_sums("tasks.jsonl", 1000, 2, false);
+    write_sums("checks.jsonl", 64, 3, false);
+    smelt_good(PRETRAIN "run=sums data.train=sums.jsonl");
+    for (int seed = 1; seed <= 3; seed++) {
+        char run[16], words[512];
+        snprintf(run, sizeof run, "sums-%d", seed);
+        snprintf(words, sizeof words,
+            POLICY "init=sums data.train=tasks.jsonl data.valid=checks.jsonl rl.reward=last_number rl.loss=grpo run=%s seed=%d steps=60 "
+                   "optimizer.lr=5e-4 eval.every=60",
+            run, seed);
+        smelt_good(words);
+        assert_true(reward_of(run, "step", 0) < 0.5);
+        assert_true(reward_of(run, "evaluation", -1) > 0.8);
+        assert_no_mismatch(run);
+    }
+}
+
+/* -- The same bits ------------------------------------------------------------------------------------------------- */
+
+#define SHORT REVERSE "rl.prompts=4 rl.samples=4 steps=8 checkpoint.every=2 rl.updates=2 rl.refill=1 rl.kl_coef=0.05 optimizer.lr=1e-3 "
+
+static void a_run_continues_with_the_same_bits(void **state) {
+    (void)state;
+    smelt_good(SHORT "run=whole");
+    smelt_good(SHORT "run=parts stop_at=4");
+    smelt_good(SHORT "run=parts");
+    assert_true(same_checkpoint("parts", "whole", 8));
+    assert_true(same_bytes("parts/rollouts/7.jsonl", "whole/rollouts/7.jsonl"));
+}
+
+static void a_killed_run_continues_with_the_same_bits(void **state) {
+    (void)state;
+    smelt_good(SHORT "run=unkilled steps=24");
+    for (int kill_at = 0; kill_at < 3; kill_at++) {
+        static const char *const marks[] = {
+            "killed/checkpoints/step-00000004/manifest.json", "killed/rollouts/13.jsonl", "killed/checkpoints/step-00000020/manifest.json"};
+        Process process = smelt_start(SHORT "run=killed steps=24");
+        WAIT_UNTIL(file_exists(marks[kill_at]), "no %s", marks[kill_at]);
+        kill(process.id, SIGKILL);
+        ProcessResult result = process_finish(&process);
+        process_free(&result);
+    }
+    smelt_good(SHORT "run=killed steps=24");
+    assert_true(same_checkpoint("killed", "unkilled", 24));
+}
+
+static void ranks_learn_what_one_process_learns(void **state) {
+    (void)state;
+    static const char *const layouts[] = {"layout.zero=0", "layout.zero=1", "layout.zero=2"};
+    smelt_good(SHORT "precision=fp64 run=one rl.slots=3");
+    for (int i = 0; i < 3; i++) {
+        char run[16], words[768];
+        snprintf(run, sizeof run, "ranks-%d", i);
+        snprintf(words, sizeof words, "launch -n %d -- " SHORT "precision=fp64 batch.sequences=1 %s run=%s", i % 2 + 2, layouts[i], run);
+        smelt_good(words);
+        compare_records_within(run, "one", "step", "loss", 1e-9);
+        compare_records_within(run, "one", "step", "reward", 0);
+        compare_records_within(run, "one", "evaluation", "reward", 0);
+    }
+}
+
+/* -- Options ------------------------------------------------------------------------------------------------------- */
+
+static void every_loss_trains(void **state) {
+    (void)state;
+    static const char *const losses[] = {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "maxrl", "dppo"};
+    for (size_t i = 0; i < sizeof losses / sizeof *losses; i++) {
+        char words[512];
+        snprintf(words, sizeof words,
+            SHORT "rl.loss=%s run=loss-%s steps=2 rl.temperature=0.9 rl.overlong=4 rl.mask_truncated=true rl.entropy=0.01 rl.kl=reward",
+            losses[i], losses[i]);
+        smelt_good(words);
+        char *run = memory_format("loss-%s", losses[i]);
+        assert_true(recorded(run, "step", -1, "grad_norm") > 0);
+        free(run);
+    }
+}
+
+/* The first step's samples have the reference's weights, so the divergence is 0 there. With adapters the base is the reference. */
+static void the_reference_has_the_first_weights(void **state) {
+    (void)state;
+    smelt_good(SHORT "run=full");
+    smelt_good(SHORT "run=adapters lora.rank=4 rl.updates=1");
+    assert_true(recorded("full", "step", 0, "kl") == 0);
+    assert_true(recorded("full", "step", -1, "kl") > 0);
+    assert_true(recorded("adapters", "step", 0, "kl") == 0);
+    assert_true(recorded("adapters", "step", -1, "kl") > 0);
+}
+
+static void a_teacher_is_imitated(void **state) {
+    (void)state;
+    smelt_good(REVERSE "run=teacher steps=40 optimizer.lr=1e-3");
+    smelt_good(REVERSE "run=pupil rl.loss=distill rl.reference=teacher steps=40 optimizer.lr=1e-3 eval.every=40");
+    assert_true(reward_of("pupil", "evaluation", -1) > 0.6);
+}
+
+static void samples_are_written(void **state) {
+    (void)state;
+    smelt_good(SHORT "run=written steps=2 rl.refill=0");
+    size_t size, lines = 0;
+    SCOPED_FREE char *text = (char *)read_bytes("written/rollouts/1.jsonl", &size);
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"), lines++) {
+        json_auto_t *sample = json_loads(line, 0, NULL);
+        assert_non_null(json_string_value(json_object_get(sample, "completion")));
+        assert_int_equal(json_array_size(json_object_get(sample, "ids")), json_array_size(json_object_get(sample, "logprobs")));
+        assert_int_equal(json_array_size(json_object_get(sample, "ids")), json_array_size(json_object_get(sample, "reference_logprobs")));
+        double reward = json_real_value(json_object_get(sample, "reward"));
+        assert_true(reward == json_real_value(json_object_get(json_object_get(sample, "rewards"), "exact")));
+    }
+    assert_int_equal(lines, 4 * 4);
+}
+
+/* -- What is said -------------------------------------------------------------------------------------------------- */
+
+static void what_cannot_work_is_refused(void **state) {
+    (void)state;
+    smelt_says(ERROR_USAGE, "rl.updates=3 does not divide rl.prompts=16", REVERSE "run=x rl.updates=3");
+    smelt_says(ERROR_USAGE, "checkpoint.every=3", REVERSE "run=x rl.updates=2 checkpoint.every=3");
+    smelt_says(ERROR_USAGE, "rl.tokens=64 leaves no room", REVERSE "run=x rl.tokens=64");
+    smelt_says(ERROR_USAGE, "set rl.reward", REVERSE "run=x rl.reward=");
+    smelt_says(ERROR_USAGE, "set rl.reference", REVERSE "run=x rl.loss=distill");
+    smelt_says(ERROR_USAGE, "rl.prompts", "train run=x init=words data.train=words.jsonl rl.prompts=4");
+    smelt_says(ERROR_USAGE, "batch.tokens", REVERSE "run=x batch.tokens=2048");
+    smelt_says(ERROR_USAGE, "set init=MODEL", POLICY "run=x data.train=prompts.jsonl rl.loss=grpo rl.reward=exact");
+    smelt_says(ERROR_DATA, "answer", REVERSE "run=x data.train=words.jsonl");
+}
+
+static void rewards_that_never_vary_are_named(void **state) {
+    (void)state;
+    smelt_says(
+        0, "all samples of each prompt had the same reward", REVERSE "run=flat steps=4 rl.reward=regex:^zzz$ rl.prompts=2 rl.samples=2");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_model_learns_to_reverse_words),
+        cmocka_unit_test(a_model_learns_sums),
+        cmocka_unit_test(a_run_continues_with_the_same_bits),
+        cmocka_unit_test(a_killed_run_continues_with_the_same_bits),
+        cmocka_unit_test(ranks_learn_what_one_process_learns),
+        cmocka_unit_test(every_loss_trains),
+        cmocka_unit_test(the_reference_has_the_first_weights),
+        cmocka_unit_test(a_teacher_is_imitated),
+        cmocka_unit_test(samples_are_written),
+        cmocka_unit_test(what_cannot_work_is_refused),
+        cmocka_unit_test(rewards_that_never_vary_are_named),
+    };
+    train_main();
+    return cmocka_run_group_tests(tests, setup, leave_folder);
+}
