@@ -385,7 +385,9 @@ static void print_encoded(FILE *out, const char *name) {
 static void index_row(const Page *page, const IndexedRun *run) {
     char told[RUN_TOLD], text[64], date[64];
     run_state_describe(&run->state, log_unix_seconds(), told);
-    fputs("<tr><th scope=\"row\"><label><input type=\"checkbox\" data-run=\"", page->out);
+    fputs("<tr><th scope=\"row\"><label><input type=\"checkbox\" id=\"choose-", page->out);
+    print_encoded(page->out, run->name);
+    fputs("\" data-run=\"", page->out);
     print_encoded(page->out, run->name);
     fputs("\" aria-label=\"compare ", page->out);
     chart_escape(page->out, run->name);

@@ -202,7 +202,7 @@ function draw(chart) {
     draw_labels(chart.querySelector('.ylabels'), y, 'top');
     draw_labels(chart.querySelector('.xlabels'), x, 'left');
     chart.querySelector('.xtitle').textContent = AXES[view.x];
-    const area = chart.querySelector('.area') || add(chart, 'div', {class: 'area', tabindex: 0, role: 'slider',
+    const area = chart.querySelector('.area') || add(chart, 'div', {id: 'area-' + series, class: 'area', tabindex: 0, role: 'slider',
         'aria-label': svg.getAttribute('aria-label') + ': arrow keys move, plus and minus zoom, 0 shows all'});
     drawn.set(series, {area, lines, x});
 }
@@ -391,7 +391,7 @@ function render_bar() {
 function render_boxes() {
     for (const chart of all('.chart[data-series]')) {
         const head = chart.parentNode.querySelector('.head'), {series, log} = chart.dataset;
-        const box = head.querySelector('.log input') || add(add(head, 'label', {class: 'log'}), 'input', {type: 'checkbox', 'data-log': series});
+        const box = head.querySelector('.log input') || add(add(head, 'label', {class: 'log'}), 'input', {type: 'checkbox', id: 'log-' + series, 'data-log': series});
         if (!box.nextSibling) box.after(' log scale');
         box.checked = view.log[series] ?? log === '1';
         head.querySelector('small')?.remove();
@@ -399,6 +399,7 @@ function render_boxes() {
     all('[data-shown]').forEach(label => {
         const box = label.querySelector('input') || document.createElement('input');
         box.type = 'checkbox';
+        box.id = 'shown-' + label.dataset.shown;
         box.checked = !view.hidden.has(+label.dataset.shown);
         label.prepend(box);
     });
@@ -421,7 +422,7 @@ function render_folds() {
     for (const id of ['load', 'data', 'settings', 'changes', 'starts', 'log', 'summary']) {
         const section = document.querySelector(`#${id} section`), open = view.open.has(id);
         if (!section) continue;
-        const button = section.querySelector('.fold') || add(section.querySelector('h2'), 'button', {type: 'button', class: 'fold', 'data-fold': id});
+        const button = section.querySelector('.fold') || add(section.querySelector('h2'), 'button', {type: 'button', id: 'fold-' + id, class: 'fold', 'data-fold': id});
         button.textContent = open ? 'hide' : 'show';
         button.setAttribute('aria-expanded', open);
         section.classList.toggle('folded', !open);
@@ -431,14 +432,20 @@ function render_folds() {
 }
 
 function render() {
-    const focused = document.activeElement?.closest('.chart')?.dataset.series;
     read();
     render_bar();
     render_boxes();
     render_samples();
     render_folds();
     draw_all();
-    if (focused) document.querySelector(`.chart[data-series=${focused}] .area`)?.focus({preventScroll: true});
+}
+
+/* Replaces parts of the live page (watch.js): {id: HTML}. What had the focus gets it again. */
+function replace_parts(parts) {
+    const focused = document.activeElement?.id;
+    for (const [id, html] of Object.entries(parts)) document.getElementById(id).innerHTML = html;
+    render();
+    if (focused) document.getElementById(focused)?.focus({preventScroll: true});
 }
 
 addEventListener('input', event => {

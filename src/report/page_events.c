@@ -69,17 +69,25 @@ static void add_bad_steps(PageEvents *events, const Marks *marks, const char *wh
         add_event(events, marks->items[i].step, &kind, "step %lld: %s", (long long)marks->items[i].step, what);
 }
 
-static void add_checkpoints(PageEvents *events, const Marks *marks) {
+static bool is_kept(const RunView *view, int64_t step) {
+    bool kept = !view->knows_kept;
+    for (size_t i = 0; i < view->kept_count && !kept; i++) kept = view->kept[i] == step;
+    return kept;
+}
+
+static void add_checkpoints(PageEvents *events, const RunView *view) {
     enum { STROKES = 100 }; /* more would touch each other */
-    static const PageEvent kind = {.style = "check", .to = 0.05};
+    static const PageEvent there = {.style = "check", .to = 0.05}, gone = {.style = "gone", .to = 0.05};
+    const Marks *marks = &view->history->checkpoints;
     for (size_t i = 0; i < marks->thin.count; i += marks->thin.count / STROKES + 1) {
         const Mark *mark = &marks->items[i];
         char size[32], duration[32];
         log_format_bytes(mark->value, size);
         log_format_duration(mark->other, duration);
         bool known = isfinite(mark->value); /* NaN for a checkpoint whose process was killed before it wrote the record */
-        add_event(events, mark->step, &kind, known ? "step %lld: checkpoint, %s in %s" : "step %lld: checkpoint", (long long)mark->step,
-            size, duration);
+        bool kept = is_kept(view, mark->step);
+        add_event(events, mark->step, kept ? &there : &gone, "step %lld: checkpoint%s%s%s%s%s", (long long)mark->step, known ? ", " : "",
+            known ? size : "", known ? " in " : "", known ? duration : "", kept ? "" : ", removed since");
     }
 }
 
@@ -88,7 +96,7 @@ PageEvents page_events(const RunView *view) {
     add_starts(&events, view->history);
     add_phases(&events, view->history);
     add_changes(&events, view);
-    add_checkpoints(&events, &view->history->checkpoints);
+    add_checkpoints(&events, view);
     add_notices(&events, view->history);
     add_bad_steps(&events, &view->history->skipped, "the update was skipped");
     add_bad_steps(&events, &view->history->broken, "the loss was not finite");

@@ -91,13 +91,26 @@ static void speed_item(const Page *page) {
     number_item(page, "Speed", isfinite(median) ? value : NULL, "median%s%s%s", flops, of_best, of_peak);
 }
 
+/* Returns the number of ranks of all starts of a run; 0: unknown, or it changed. */
+static int64_t ranks_of(const RunView *view) {
+    const json_t *history = json_object_get(view->record, "history");
+    int64_t ranks = json_integer_value(json_object_get(json_array_get(history, 0), "ranks"));
+    size_t i;
+    json_t *start;
+    json_array_foreach((json_t *)history, i, start) if (json_integer_value(json_object_get(start, "ranks")) != ranks) return 0;
+    return ranks;
+}
+
 static void time_item(const Page *page) {
-    const double left = page->views->state.seconds_left;
-    char value[32], rest[32];
-    log_format_duration(page->views->history->step_seconds, value);
+    const double left = page->views->state.seconds_left, seconds = page->views->history->step_seconds;
+    const int64_t ranks = ranks_of(page->views);
+    char value[32], rest[32], hours[32], of_ranks[96] = "", to_end[96] = "";
+    log_format_duration(seconds, value);
     log_format_duration(left, rest);
-    number_item(page, "Time", page->views->history->step_seconds > 0 ? value : NULL,
-        left > 0 ? "in training steps; %s to step %lld" : "in training steps", rest, (long long)page->views->settings.steps);
+    chart_number(seconds * (double)ranks / 3600, 4, hours);
+    if (ranks > 1) snprintf(of_ranks, sizeof of_ranks, " of %lld ranks: %s device hours", (long long)ranks, hours);
+    if (left > 0) snprintf(to_end, sizeof to_end, "; %s to step %lld", rest, (long long)page->views->settings.steps);
+    number_item(page, "Time", seconds > 0 ? value : NULL, "in training steps%s%s", of_ranks, to_end);
 }
 
 static void print_numbers(const Page *page) {

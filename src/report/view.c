@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "ckpt/ckpt.h"
 #include "run/lineage.h"
 #include "run/run.h"
 #include "run/source.h"
@@ -84,6 +85,16 @@ static bool update_log(RunView *view) {
     return !same;
 }
 
+/* Lists the checkpoints that exist, unless they are in a bucket. */
+static void update_kept(RunView *view) {
+    const char *where = view_knows_settings(view) ? run_checkpoints(view->folder, &view->settings) : "";
+    Error unlisted = {0};
+    free(view->kept);
+    view->kept = NULL;
+    view->kept_count = 0;
+    view->knows_kept = file_kind(where, NULL) == FILE_FOLDER && checkpoint_list(where, &view->kept, &view->kept_count, &unlisted);
+}
+
 bool view_update(RunView *view) {
     bool changed = false;
     Error error = {0};
@@ -93,6 +104,7 @@ bool view_update(RunView *view) {
     if (update_state(view)) changed = true;
     if (update_log(view)) changed = true;
     if (changed) {
+        update_kept(view);
         Error unread = {0}; /* runs of other versions may have no record */
         json_t *record = lineage_read(view->folder, &unread);
         if (record || unread.finding != FINDING_UNREADABLE) {
@@ -133,6 +145,7 @@ void view_free(RunView *view) {
     history_free(view->history);
     free(view->config);
     free(view->log);
+    free(view->kept);
     options_free_strings(&view->strings);
     json_decref(view->record);
     run_state_free(&view->state);

@@ -18,6 +18,9 @@ typedef struct RunView {
     Config settings, defaults; /* `settings`: known settings only */
     OptionStrings strings;
     json_t *record; /* run.json; NULL: missing or damaged */
+    int64_t *kept;  /* steps of the checkpoints that exist; [kept_count] */
+    size_t kept_count;
+    bool knows_kept; /* false: the store is a bucket, or could not be listed */
     RunState state;
     char told[RUN_TOLD]; /* the state in words */
     Error trouble;       /* why the files could not be read the last time; code 0: no error */

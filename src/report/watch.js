@@ -18,8 +18,7 @@ async function refresh() {
         const answer = await fetch('/changes?from=' + version + '&' + location.search.slice(1), {cache: 'no-store', signal: AbortSignal.timeout(10000)});
         if (!answer.ok) throw new Error(answer.status);
         const changes = await answer.json();
-        for (const [id, html] of Object.entries(changes.parts)) document.getElementById(id).innerHTML = html;
-        if (Object.keys(changes.parts).length) render(); // page.js
+        if (Object.keys(changes.parts).length) replace_parts(changes.parts); // page.js
         for (const box of document.querySelectorAll('[data-run]')) box.checked = chosen.has(box.dataset.run);
         version = changes.version;
         state.textContent = 'connected';

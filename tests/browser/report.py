@@ -8,6 +8,8 @@ Names, alarms and samples of the runs are markup: they must appear as text. A pa
 import json
 import math
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,7 @@ import time
 from browser import Browser, check, finish
 
 MARKUP = "<img src=x onerror=document.title='harmed'><script>document.title='harmed'</script>"
+CONNECTED = "document.querySelector('.live')?.textContent === 'connected'"
 LOSS = ".chart[data-series=loss] .area"
 
 
@@ -42,7 +45,7 @@ def write_run(folder, steps, shift, tokens=1000):
 class Page:
     def __init__(self, browser, path):
         self.browser = browser
-        browser.call("Page.navigate", url="file://" + os.path.abspath(path))
+        browser.call("Page.navigate", url=path if ":" in path else "file://" + os.path.abspath(path))
         check(f"{path}: the script runs", browser.wait("document.querySelectorAll('.area').length > 0"))
 
     def run(self, script):
@@ -163,6 +166,33 @@ def try_several(page):
     check("the axis fits the other", float(page.labels("ylabels")[0]) <= 3.2, page.labels("ylabels"))
 
 
+def try_live(browser, smelt):
+    """What a reader has chosen survives the parts that come anew."""
+    server = subprocess.Popen([smelt, "watch", ".", "port=0"], stdout=subprocess.PIPE, text=True)
+    url = re.search(r"http://[^ ;]*", server.stdout.readline())[0]
+    browser.call("Page.navigate", url=url)
+    check("the list has both runs", browser.wait(CONNECTED) and browser.run("document.querySelectorAll('[data-run]').length") == 2)
+    browser.run("box = document.querySelector('[data-run=plain]'); box.focus(); box.click()")
+    with open("plain/metrics.jsonl", "a") as file:
+        file.write('{"kind": "step", "step": 201, "loss": 1.75, "tokens_seen": 201000, "time": 1790007236}\n')
+    check("the list follows its runs", browser.wait("document.querySelector('#runs').innerText.includes('1.7500')"))
+    check("a choice and the focus stay", browser.run("document.activeElement.checked && document.activeElement !== box && document.activeElement.dataset.run") == "plain")
+    page = Page(browser, url + "?runs=plain")
+    browser.wait(CONNECTED)
+    page.run(f"document.querySelector('{LOSS}').focus()")
+    page.key("Home")
+    page.key("+")
+    page.choose("#smooth", "5")
+    chosen = "JSON.stringify([view.range, view.at, document.querySelector('#smooth').value, document.activeElement.id])"
+    before = page.run(chosen)
+    with open("plain/metrics.jsonl", "a") as file:
+        file.write('{"kind": "step", "step": 202, "loss": 1.25, "tokens_seen": 202000, "time": 1790007236}\n')
+    check("the page follows the run", browser.wait("runs[0].step.at(-1) === 202"))
+    check("with the same view", page.run(chosen) == before and page.told().startswith("step 1,"), page.run(chosen))
+    server.send_signal(signal.SIGINT)
+    check("smelt watch ends cleanly", server.wait() == 0)
+
+
 def try_long(browser, smelt):
     with open("long/metrics.jsonl", "w") as file:
         for step in range(1, 1000001):
@@ -175,7 +205,6 @@ def try_long(browser, smelt):
     page.mouse("mouseMoved", 0.9999)
     check("its last point has the last step", "1000000" in page.told(), page.told())
     seconds = time.time() - begin
-    heap = browser.run("new Promise(done => setTimeout(() => done(performance.memory?.usedJSHeapSize ?? 0), 100))")
     browser.call("Performance.enable")
     heap = next(metric["value"] for metric in browser.call("Performance.getMetrics")["metrics"] if metric["name"] == "JSHeapTotalSize")
     check("it opens in under a second", seconds < 1, seconds)
@@ -205,6 +234,7 @@ def main():
         try_several(Page(browser, "two.html"))
         browser.check_widths()
         browser.resize(1200)
+        try_live(browser, smelt)
         os.mkdir("long")
         try_long(browser, smelt)
         browser.close()

@@ -449,12 +449,24 @@ static void validation_checkpoints_and_restarts_are_marked(void **state) {
     assert_has(text, "class=\"dot best\"");
     assert_has(text, "<title>step 10: checkpoint, 1.00 MiB in 0.5s</title>");
     assert_has(text, "<title>process 2 started after step 10</title>");
+    assert_lacks(text, "device hours");
     assert_has(text, "best: 2.5000 at step 10");
     assert_has(text, "process 1, steps 1\xE2\x80\x93"
                      "10</p>");
     assert_has(text, "process 2, steps 11\xE2\x80\x93"
                      "20</p>");
     assert_has(text, "<dd class=\"value\">12.5k</dd>");
+    free(text);
+}
+
+static void removed_checkpoints_and_hours_of_all_ranks_are_told(void **state) {
+    (void)state;
+    write_text("run/config.yaml", "steps: 30\n");
+    write_text("run/run.json", "{\"history\": [{\"ranks\": 8, \"step\": 0}, {\"ranks\": 8, \"step\": 1}]}");
+    char *text = page_of("{\"kind\":\"step\",\"step\":1,\"loss\":2,\"milliseconds\":4500000}\n"
+                         "{\"kind\":\"checkpoint\",\"step\":1,\"bytes\":1048576,\"milliseconds\":500}\n");
+    assert_has(text, "<title>step 1: checkpoint, 1.00 MiB in 0.5s, removed since</title>");
+    assert_has(text, "in training steps of 8 ranks: 10 device hours");
     free(text);
 }
 
@@ -1051,6 +1063,7 @@ int main(void) {
         TEST(a_run_of_one_step_has_a_dot_and_its_numbers),
         TEST(a_run_without_steps_says_so),
         TEST(validation_checkpoints_and_restarts_are_marked),
+        TEST(removed_checkpoints_and_hours_of_all_ranks_are_told),
         TEST(losses_that_are_not_finite_are_marked_and_never_drawn),
         TEST(a_straight_curve_stays_straight_when_smoothed),
         TEST(a_smoothed_curve_keeps_the_gap_of_a_broken_step),
