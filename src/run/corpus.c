@@ -371,7 +371,7 @@ bool corpus_open_references(Corpus *corpus, const Config *config, Error *error) 
 }
 
 int64_t corpus_inputs(const Corpus *corpus, int source) {
-    if (corpus->prompts.count) return (int64_t)corpus->prompts.count;
+    if (corpus->prompts.count) return (int64_t)corpus->prompts.count * corpus->prompt_length;
     if (corpus->image_length) return corpus->images.samples * corpus->image_length;
     const BinPlan *bins = corpus->bins ? &corpus->bins[source] : NULL;
     return bins && bins->bins ? bins->bins * bins->length : corpus->train[source].token_count - 1;
@@ -421,6 +421,7 @@ static bool open_run_prompts(Corpus *corpus, const Config *config, Error *error)
     const DataConfig *data = &config->data;
     corpus->bytes = !data->tokenizer[0];
     corpus->has_valid = data->valid[0];
+    corpus->prompt_length = data->length;
     if (!corpus->bytes && !corpus->tokenizer)
         return error_set(error, ERROR_USAGE, "the tokenizer of init=%s is not known: set data.tokenizer", config->init);
     return open_prompts(&corpus->prompts, corpus, config, "data.train", data->train, error) &&

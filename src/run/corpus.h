@@ -20,6 +20,7 @@ typedef struct Corpus {
     Reference reference, valid_reference; /* of pairs; not open before they are computed (loop_make_reference) */
     bool has_valid;
     PromptSet prompts, valid_prompts; /* of reinforcement learning, instead of train and valid; owned */
+    int64_t prompt_length;            /* tokens per prompt in the order, which is not used: data.length */
     EncodingSet images, valid_images; /* of an image model, instead of train and valid; owned */
     int64_t image_length;             /* tokens per image and its text in the order: data.length; 0: text */
     Tokenizer *tokenizer;             /* of data.tokenizer; NULL: bytes, or unknown */

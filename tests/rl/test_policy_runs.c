@@ -176,6 +176,13 @@ static void a_teacher_is_imitated(void **state) {
     assert_true(reward_of("pupil", "evaluation", -1) > 0.6);
 }
 
+static void few_prompts_are_enough(void **state) {
+    (void)state;
+    write_words("few.jsonl", 1, 4, false);
+    smelt_good(SHORT "run=few data.train=few.jsonl steps=2");
+    assert_true(recorded("few", "step", -1, "reward") >= 0);
+}
+
 static void samples_are_written(void **state) {
     (void)state;
     smelt_good(SHORT "run=written steps=2 rl.refill=0");
@@ -198,6 +205,7 @@ static void what_cannot_work_is_refused(void **state) {
     (void)state;
     smelt_says(ERROR_USAGE, "rl.updates=3 does not divide rl.prompts=16", REVERSE "run=x rl.updates=3");
     smelt_says(ERROR_USAGE, "checkpoint.every=3", REVERSE "run=x rl.updates=2 checkpoint.every=3");
+    smelt_says(ERROR_USAGE, "rl.clip_dual=1.25 is not above 1 + rl.clip_high = 1.28", REVERSE "run=x rl.loss=dapo rl.clip_dual=1.25");
     smelt_says(ERROR_USAGE, "rl.tokens=64 leaves no room", REVERSE "run=x rl.tokens=64");
     smelt_says(ERROR_USAGE, "set rl.reward", REVERSE "run=x rl.reward=");
     smelt_says(ERROR_USAGE, "set rl.reference", REVERSE "run=x rl.loss=distill");
@@ -223,6 +231,7 @@ int main(void) {
         cmocka_unit_test(every_loss_trains),
         cmocka_unit_test(the_reference_has_the_first_weights),
         cmocka_unit_test(a_teacher_is_imitated),
+        cmocka_unit_test(few_prompts_are_enough),
         cmocka_unit_test(samples_are_written),
         cmocka_unit_test(what_cannot_work_is_refused),
         cmocka_unit_test(rewards_that_never_vary_are_named),
