@@ -679,9 +679,11 @@ static bool check_policy(const Config *config, Error *error) {
     if (!config->init[0]) return error_set(error, ERROR_USAGE, "rl.loss=%s trains an existing model: set init=MODEL", rule->name);
     if (config->model.preference.loss != PREFERENCE_NONE)
         return error_set(error, ERROR_USAGE, "rl.loss and preference.loss are two ways to train: remove one");
-    if (rule->objective == POLICY_CLIP && config->model.policy.dual > 0 && config->model.policy.dual <= 1 + policy_high(&config->model.policy))
+    if (rule->objective == POLICY_CLIP && config->model.policy.dual > 0 &&
+        config->model.policy.dual <= 1 + policy_high(&config->model.policy))
         return error_set(error, ERROR_USAGE,
-            "rl.clip_dual=%g is not above 1 + rl.clip_high = %g, so it would bound positive advantages too: use a larger one, or 0 for none",
+            "rl.clip_dual=%g is not above 1 + rl.clip_high = %g, so it would bound positive advantages too: use a larger one, or 0 for "
+            "none",
             config->model.policy.dual, 1 + policy_high(&config->model.policy));
     if (rl->prompts % rl->updates)
         return error_set(

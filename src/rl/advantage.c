@@ -10,15 +10,17 @@ typedef struct RewardMoments {
     int64_t count;
 } RewardMoments;
 
+/* Adds differences from the first reward, so that equal rewards have exactly their value as the mean.
+ * Otherwise their advantages were rounding errors, which an optimizer enlarges if there is nothing else. */
 static RewardMoments reward_moments(const double *rewards, int64_t count) {
     RewardMoments moments = {0};
-    double squares = 0;
+    double first = NAN, above = 0, squares = 0;
     for (int64_t i = 0; i < count; i++) {
         if (isnan(rewards[i])) continue;
-        moments.mean += rewards[i];
-        moments.count++;
+        if (!moments.count++) first = rewards[i];
+        above += rewards[i] - first;
     }
-    moments.mean /= (double)int_max(moments.count, 1);
+    if (moments.count) moments.mean = first + above / (double)moments.count;
     for (int64_t i = 0; i < count; i++)
         if (!isnan(rewards[i])) squares += (rewards[i] - moments.mean) * (rewards[i] - moments.mean);
     moments.deviation = moments.count > 1 ? sqrt(squares / (double)(moments.count - 1)) : 0;
