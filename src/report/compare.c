@@ -99,12 +99,12 @@ static double print_loss_at(const RunView *view, int64_t step, char text[CELL]) 
     return NAN;
 }
 
-/* Returns whether the training losses of both runs are of one kind: of tokens, of pairs by one preference.loss, of images. */
+/* Returns whether the training losses of both runs are of one kind: of tokens, of pairs by one preference.loss, of samples by one rl.loss, of images. */
 static bool same_objective(const RunView *a, const RunView *b) {
     const ModelConfig *one = &a->settings.model, *other = &b->settings.model;
     const PreferenceConfig *p = &one->preference, *q = &other->preference;
     if (!view_knows_settings(a) || !view_knows_settings(b)) return true;
-    if (model_makes_images(one) != model_makes_images(other) || p->loss != q->loss) return false;
+    if (model_makes_images(one) != model_makes_images(other) || p->loss != q->loss || one->policy.loss != other->policy.loss) return false;
     return p->loss == PREFERENCE_NONE || !(fabs(p->beta - q->beta) > 0);
 }
 

@@ -10,7 +10,7 @@
 
 enum { TICKS_X = 8, TICKS_Y = 8, SMOOTHED_FROM = 30 /* points; fewer points need no smoothing */ };
 
-const Curve curve_loss = {SERIES_LOSS, "Loss", "loss", "loss (nats per token)", 4, false, true, true};
+const Curve curve_loss = {SERIES_LOSS, "Loss", "loss (nats per token)", 4, false, true, true};
 
 /* -- Lines --------------------------------------------------------------------------------------------------------- */
 
@@ -149,7 +149,7 @@ Plot plot_make(const Page *page, const Curve *curve) {
     plot.lines = memory_allocate((size_t)page->count * sizeof *plot.lines);
     for (int i = 0; i < page->count; i++) line_make(&plot, page->views[i].history, &plot.lines[i]);
     plot.chart = (Chart){
-        page->out, x_axis(&plot), y_axis(&plot), plot.tokens ? "training tokens" : "step", curve->title, page_series_name(curve->series)};
+        page->out, x_axis(&plot), y_axis(&plot), plot.tokens ? "training tokens" : "step", curve->title, history_fields[curve->series]};
     return plot;
 }
 
@@ -329,33 +329,37 @@ static void curve_section(const Page *page, const Curve *curve) {
     fputs("</section>\n", page->out);
 }
 
-/* Returns whether a run of the page trained on preference pairs. */
-static bool has_rewards(const Page *page) {
+static bool has_series(const Page *page, SeriesName series) {
     bool any = false;
     for (int i = 0; i < page->count; i++) {
         const History *history = page->views[i].history;
-        for (size_t p = 0; p < history->thin.count; p++) any = any || history->points[p].series[SERIES_MARGIN].count > 0;
+        for (size_t p = 0; p < history->thin.count; p++) any = any || history->points[p].series[series].count > 0;
     }
     return any;
 }
 
+/* Each of these is shown if a run has its numbers: of preference pairs, and of reinforcement learning. */
 static void reward_sections(const Page *page) {
-    static const Curve margin = {SERIES_MARGIN, "reward of chosen minus rejected answers", "margin",
-        "reward of chosen less rejected answers", 0, false, false, true};
-    static const Curve accuracy = {SERIES_ACCURACY, "share of pairs with the higher reward for the chosen answer", "accuracy",
-        "part of pairs with the chosen one ahead", 0, true, false, true};
+    static const Curve curves[] = {
+        {SERIES_MARGIN, "Margin of rewards", "reward of chosen less rejected answers", 0, false, false, true},
+        {SERIES_ACCURACY, "Accuracy of rewards", "share of pairs with the higher reward for the chosen answer", 0, true, false, true},
+        {SERIES_REWARD, "Reward", "mean reward of samples", 0, false, false, true},
+        {SERIES_LENGTH, "Length of samples", "tokens per sample", 0, true, false, true},
+        {SERIES_ENTROPY, "Entropy", "nats per drawn token", 0, true, false, true},
+        {SERIES_MISMATCH, "Mismatch", "divergence of generation from training", 0, true, false, true},
+    };
     fputs("<div class=\"pair\">\n", page->out);
-    curve_section(page, &margin);
-    curve_section(page, &accuracy);
+    for (size_t i = 0; i < sizeof curves / sizeof *curves; i++)
+        if (has_series(page, curves[i].series)) curve_section(page, &curves[i]);
     fputs("</div>\n", page->out);
 }
 
 void page_other_curves(const Page *page) {
-    static const Curve rate = {SERIES_LR, "Learning rate", "learning rate", "learning rate", 0, true, false, false};
-    static const Curve norm = {SERIES_NORM, "Gradient norm", "gradient norm", "L2 norm before clipping", 20, false, false, true};
-    static const Curve speed = {SERIES_SPEED, "Speed", "tokens per second", "tokens per second", 0, true, false, true};
+    static const Curve rate = {SERIES_LR, "Learning rate", "learning rate", 0, true, false, false};
+    static const Curve norm = {SERIES_NORM, "Gradient norm", "L2 norm before clipping", 20, false, false, true};
+    static const Curve speed = {SERIES_SPEED, "Speed", "tokens per second", 0, true, false, true};
     if (!has_steps(page)) return;
-    if (has_rewards(page)) reward_sections(page);
+    reward_sections(page);
     fputs("<div class=\"pair\">\n", page->out);
     curve_section(page, &rate);
     curve_section(page, &norm);

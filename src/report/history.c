@@ -101,15 +101,25 @@ static StepSpan span_of(double value) { return isfinite(value) ? (StepSpan){valu
 
 /* -- Kinds of records -------------------------------------------------------------------------------------------- */
 
+const char *const history_fields[SERIES_COUNT] = {[SERIES_LOSS] = "loss",
+    [SERIES_NORM] = "grad_norm",
+    [SERIES_LR] = "lr",
+    [SERIES_SPEED] = "tokens_per_second",
+    [SERIES_MARGIN] = "reward_margin",
+    [SERIES_ACCURACY] = "reward_accuracy",
+    [SERIES_REWARD] = "reward",
+    [SERIES_LENGTH] = "sample_length",
+    [SERIES_ENTROPY] = "entropy",
+    [SERIES_MISMATCH] = "mismatch_kl"};
+
 static bool add_step(History *history, int64_t step, const json_t *record) {
     double loss = number(record, "loss"), milliseconds = number(record, "milliseconds");
     double speed = number(record, "tokens_per_second"), memory = number(record, "memory_bytes");
     if (step < 1 || (history->steps > 0 && step <= history->last_step)) return false;
     if (history->steps++ == 0) history->first_step = step;
     history->last_step = step;
-    Point point = {step, step, number(record, "tokens_seen"), number(record, "time"),
-        {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")), span_of(speed),
-            span_of(number(record, "reward_margin")), span_of(number(record, "reward_accuracy"))}};
+    Point point = {.first = step, .last = step, .tokens = number(record, "tokens_seen"), .time = number(record, "time")};
+    for (SeriesName i = 0; i < SERIES_COUNT; i++) point.series[i] = span_of(number(record, history_fields[i]));
     thin_add(&history->thin, history->points, sizeof point, HISTORY_POINTS, &point, merge_points);
     if (json_is_true(json_object_get(record, "skipped"))) marks_add(&history->skipped, (Mark){step, NAN, NAN});
     else if (!isfinite(loss)) marks_add(&history->broken, (Mark){step, NAN, NAN});

@@ -26,7 +26,20 @@ enum {
     HISTORY_TAIL = 64,        /* bytes that identify a file */
 };
 
-typedef enum SeriesName { SERIES_LOSS, SERIES_NORM, SERIES_LR, SERIES_SPEED, SERIES_MARGIN, SERIES_ACCURACY, SERIES_COUNT } SeriesName;
+typedef enum SeriesName {
+    SERIES_LOSS,
+    SERIES_NORM,
+    SERIES_LR,
+    SERIES_SPEED,
+    SERIES_MARGIN,
+    SERIES_ACCURACY,
+    SERIES_REWARD,
+    SERIES_LENGTH,
+    SERIES_ENTROPY,
+    SERIES_MISMATCH,
+    SERIES_COUNT
+} SeriesName;
+extern const char *const history_fields[SERIES_COUNT]; /* of records of steps */
 
 typedef struct StepSpan {
     double sum, low, high;

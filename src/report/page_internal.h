@@ -30,8 +30,8 @@ bool page_tells_setting(const Option *option);
 
 typedef struct Curve {
     SeriesName series;
-    const char *name, *id, *title; /* title: of the y axis */
-    double log_above;              /* logarithmic if highest / lowest is at least this; 0: never */
+    const char *name, *title; /* title: of the y axis */
+    double log_above;         /* logarithmic if highest / lowest is at least this; 0: never */
     bool from_zero;
     bool fitted;   /* the y axis fits the late part */
     bool smoothed; /* if there are enough points */
@@ -63,8 +63,6 @@ Plot plot_make(const Page *page, const Curve *curve); /* release with plot_free 
 void plot_free(Plot *plot);
 /* Returns the x value of a step: the step itself, or the run's tokens at that step. */
 double plot_x(const Plot *plot, const History *history, int64_t step);
-
-const char *page_series_name(SeriesName series); /* in the numbers for page.js */
 
 /* -- Events -------------------------------------------------------------------------------------------------------- */
 

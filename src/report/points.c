@@ -7,16 +7,6 @@
 #include "base/scope.h"
 #include "report/page_internal.h"
 
-const char *page_series_name(SeriesName series) {
-    static const char *const names[SERIES_COUNT] = {[SERIES_LOSS] = "loss",
-        [SERIES_NORM] = "norm",
-        [SERIES_LR] = "lr",
-        [SERIES_SPEED] = "speed",
-        [SERIES_MARGIN] = "margin",
-        [SERIES_ACCURACY] = "accuracy"};
-    return names[series];
-}
-
 static void print_number(FILE *out, double value, int digits) {
     if (isfinite(value)) fprintf(out, "%.*g", digits, value);
     else fputs("null", out);
@@ -67,7 +57,7 @@ static void print_series(const RunPoints *points, bool ranges) {
         bool known = false;
         for (size_t i = 0; i < points->count; i++) known = known || points->items[i].series[series].count;
         if (!known) continue;
-        fprintf(points->out, "%s\"%s\":[", comma, page_series_name(series));
+        fprintf(points->out, "%s\"%s\":[", comma, history_fields[series]);
         print_column(points, mean_of, series, 5);
         if (ranges) putc(',', points->out), print_column(points, low_of, series, 4);
         if (ranges) putc(',', points->out), print_column(points, high_of, series, 4);

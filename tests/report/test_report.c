@@ -470,6 +470,18 @@ static void removed_checkpoints_and_hours_of_all_ranks_are_told(void **state) {
     free(text);
 }
 
+static void curves_of_reinforcement_learning_are_shown_if_there_are_numbers(void **state) {
+    (void)state;
+    char *with = page_of("{\"kind\":\"step\",\"step\":1,\"loss\":2,\"reward\":0.5,\"entropy\":1.5}\n");
+    assert_has(with, "<h2>Reward</h2>");
+    assert_has(with, "data-series=\"entropy\"");
+    assert_lacks(with, "data-series=\"mismatch_kl\"");
+    char *without = page_of("{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
+    assert_lacks(without, "<h2>Reward</h2>");
+    free(with);
+    free(without);
+}
+
 static void losses_that_are_not_finite_are_marked_and_never_drawn(void **state) {
     (void)state;
     char *text = page_of("{\"kind\":\"step\",\"step\":1,\"loss\":2}\n{\"kind\":\"step\",\"step\":2,\"loss\":null,\"finite\":false}\n"
@@ -937,7 +949,7 @@ static void equal_numbers_and_other_losses_have_no_best(void **state) {
         double loss;
         bool best, same;
     } others[] = {{"steps: 10\n", 1.5, true, true}, {"steps: 10\n", 2.00001, false, true},
-        {"steps: 10\npreference: {loss: dpo}\n", 0.5, false, false}};
+        {"steps: 10\npreference: {loss: dpo}\n", 0.5, false, false}, {"steps: 10\nrl: {loss: grpo}\n", 0.5, false, false}};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         put_run("a", "steps: 10\n", 10, 2, 100, 1000);
         put_run("b", others[i].config, 10, others[i].loss, 100, 1000);
@@ -1064,6 +1076,7 @@ int main(void) {
         TEST(a_run_without_steps_says_so),
         TEST(validation_checkpoints_and_restarts_are_marked),
         TEST(removed_checkpoints_and_hours_of_all_ranks_are_told),
+        TEST(curves_of_reinforcement_learning_are_shown_if_there_are_numbers),
         TEST(losses_that_are_not_finite_are_marked_and_never_drawn),
         TEST(a_straight_curve_stays_straight_when_smoothed),
         TEST(a_smoothed_curve_keeps_the_gap_of_a_broken_step),
