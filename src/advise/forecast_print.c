@@ -149,7 +149,10 @@ static void describe_layout(const ForecastLayout *layout, char *text, size_t siz
 void forecast_print(const Forecast *forecast, const Config *config, const Cluster *cluster, FILE *file) {
     const ForecastLayout *layout = &forecast->layout;
     int64_t local = int_min(cluster->per_node, cluster->gpus);
-    char text[160];
+    char text[160], needed[32], memory[32];
+    log_format_bytes((double)forecast->memory.total, needed);
+    log_format_bytes(cluster->hardware.memory, memory);
+    if (!forecast->fits) fprintf(file, "It does not fit: a rank needs %s, and the processor has %s.\n", needed, memory);
     fprintf(
         file, "modeled, not measured: %lld x %s (%lld to a node)\n", (long long)cluster->gpus, cluster->hardware.title, (long long)local);
     describe_layout(layout, text, sizeof text);

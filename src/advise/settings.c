@@ -34,9 +34,8 @@ bool settings_read(Config *config, const char *path, const OptionStrings *settin
     bool model = read && source_is_model_folder(path);
     if (file) said = *config;
     if (model) config->data.length = config->batch.sequences = config->batch.tokens = 0; /* not given */
-    for (size_t i = 0; read && i < settings->count; i++)
-        read = options_set(&config_table, config, strings, settings->items[i], error) &&
-               options_set(&config_table, &said, strings, settings->items[i], error);
+    read = read && options_set_all(&config_table, config, strings, settings, error) &&
+           options_set_all(&config_table, &said, strings, settings, error);
     if (model) assume(config, path);
     if (!file && !said.layout.dp) config->layout.dp = 0; /* the run's number of copies was for its own ranks */
     if (!read || !needs_check(config, &said, error) || !phases_resolve(config, error) || !corpus_resolve(config, strings, error))

@@ -183,6 +183,15 @@ static bool check_prompt_option(const char *prompt, const char *folder, Error *e
         "%s is a file of encodings, but %s makes text: give a text (to read the prompt from standard input, give -)", prompt, folder);
 }
 
+/* A text that is only continued is not what a model for conversations has learned. */
+static void point_to_chat(const char *folder, const Config *config) {
+    SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
+    Error ignored = {0};
+    json_auto_t *side = tokenizer && *tokenizer ? tokenizer_config(tokenizer, &ignored) : NULL;
+    if (json_object_get(side, "chat_template"))
+        log_info("the model has a chat template, and the prompt was not put into it: smelt chat %s does so", folder);
+}
+
 static bool generate_rank(Inference *inference, Invocation *invocation, Error *error) {
     const GenerationOptions *options = invocation->options;
     const char *folder = invocation->words[0];
@@ -199,8 +208,11 @@ static bool generate_rank(Inference *inference, Invocation *invocation, Error *e
     if (text.numbers ? !generation_end_tokens(folder, &config, NULL, &text.ends, error) : !model_text_open(&text, folder, &config, error))
         return false;
     if (file) return generate_batch(inference, invocation->words, &config, options, &text, error);
-    return take_prompt_tokens(invocation->words[1], &text, inference->comm, &prompt, error) &&
-           run_model(inference, folder, &config, options, &prompt, &text, error);
+    if (!take_prompt_tokens(invocation->words[1], &text, inference->comm, &prompt, error) ||
+        !run_model(inference, folder, &config, options, &prompt, &text, error))
+        return false;
+    if (inference_leads(inference) && options->text) point_to_chat(folder, &config);
+    return true;
 }
 
 static bool run_generate(Invocation *invocation, Error *error) {

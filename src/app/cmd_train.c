@@ -72,9 +72,7 @@ static bool apply_settings(const TrainArguments *arguments, Config *config, Opti
     config->steps = config->tokens = 0;
     config->epochs = 0;
     config->batch.last = 0;
-    for (size_t i = 0; i < arguments->settings.count; i++)
-        if (!options_set(&config_table, config, strings, arguments->settings.items[i], error)) return false;
-    return config_settle_length(config, &base, error);
+    return options_set_all(&config_table, config, strings, &arguments->settings, error) && config_settle_length(config, &base, error);
 }
 
 static bool apply_arguments(const TrainArguments *arguments, Config *config, OptionStrings *strings, Error *error) {

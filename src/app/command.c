@@ -107,6 +107,7 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
     int count = 0, named = count_words(command->words), least = named - count_optional(command->words);
     int most = !ends_with(command->words, "...") ? named : command->most_words ? command->most_words : argc;
     bool options = true;
+    Error wrong = {0}; /* of all options */
     assert(named <= COMMAND_NAMED);
     invocation->words = memory_allocate((size_t)(argc + COMMAND_NAMED + 1) * sizeof *invocation->words);
     options_defaults(command->table, invocation->options, &invocation->strings);
@@ -115,7 +116,7 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
             options = false;
             at++;
         } else if (options && (!strncmp(argv[at], "--", 2) || is_assignment(argv[at]))) {
-            if (!apply_option(command, argc, argv, &at, invocation, error)) return false;
+            if (!apply_option(command, argc, argv, &at, invocation, error)) error_also(&wrong, error);
         } else if (count == most) {
             char limit[32] = "";
             if (most > named) snprintf(limit, sizeof limit, ", %d at most", most);
@@ -126,6 +127,8 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
         }
     }
     invocation->word_count = count;
+    if (wrong.code) *error = wrong;
+    if (wrong.code) return false;
     if (count < least)
         return error_set(error, ERROR_USAGE, "smelt %s takes %s, but only %d of %d are given", command->name, takes, count, least);
     return check_places(command, invocation, error);
@@ -180,6 +183,8 @@ static void report_unknown(const Command *group, const char *name) {
         rows[table.count].name = names[table.count];
     }
     const char *space = *group->name ? " " : "", *nearest = options_nearest(&table, name, strlen(name));
+    for (const CommandName *other = group->other_names; other && other->theirs; other++)
+        if (!strcmp(other->theirs, name)) nearest = other->ours;
     if (nearest) {
         log_error("unknown command '%s%s%s'; did you mean 'smelt %s%s%s'?", group->name, space, name, group->name, space, nearest);
         return;

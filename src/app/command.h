@@ -22,6 +22,9 @@ typedef struct Invocation {
     int code;               /* the exit code of a run that returns true; 0 by default */
 } Invocation;
 
+/* What other programs call a command, and ours, with the settings that it needs. */
+typedef struct CommandName { const char *theirs, *ours; } CommandName;
+
 /* A command has `run`, a group of commands has `member`. */
 typedef struct Command {
     const char *name;        /* as typed: "data pack" */
@@ -43,6 +46,7 @@ typedef struct Command {
     bool alone; /* may run without arguments; otherwise they print the help */
     bool (*run)(Invocation *invocation, Error *error);
     const struct Command *(*member)(int index); /* NULL after the last */
+    const CommandName *other_names;             /* of other programs; ends in {0} */
 } Command;
 
 extern const Command command_train, command_launch, command_generate, command_chat, command_serve, command_eval, command_convert,

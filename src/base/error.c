@@ -35,6 +35,12 @@ bool error_set(Error *error, ErrorCode code, const char *format, ...) {
     return false;
 }
 
+bool error_also(Error *all, const Error *more) {
+    if (all->code) return error_set(all, all->code, "%s; also: %s", all->message, more->message);
+    *all = *more;
+    return false;
+}
+
 bool error_find(Error *error, ErrorFinding finding) {
     assert(error && error->code != ERROR_NONE);
     error->finding = finding;

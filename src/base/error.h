@@ -43,6 +43,9 @@ typedef struct Error {
  * in "...". */
 bool error_set(Error *error, ErrorCode code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* Adds an error that is independent of those before; returns false. Without one before, it becomes the error. */
+bool error_also(Error *all, const Error *more);
+
 /* Changes the exit code of an error that is already set; returns false. */
 bool error_recode(Error *error, ErrorCode code);
 

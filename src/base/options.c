@@ -369,6 +369,14 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
     return options_set_row(option, values, strings, equals + 1, strlen(equals + 1), where, error);
 }
 
+bool options_set_all(const OptionTable *table, void *values, OptionStrings *strings, const OptionStrings *assignments, Error *error) {
+    Error wrong = {0}, one;
+    for (size_t i = 0; i < assignments->count; i++)
+        if (!options_set(table, values, strings, assignments->items[i], &one)) error_also(&wrong, &one);
+    if (wrong.code) *error = wrong;
+    return !wrong.code;
+}
+
 /* -- Output ----------------------------------------------------------------------------------------------------- */
 
 const char *options_string(const Option *option, const void *values) { return value_get(option, values).string; }

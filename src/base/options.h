@@ -106,6 +106,8 @@ const Option *options_find(const OptionTable *table, const char *name, size_t le
 const char *options_nearest(const OptionTable *table, const char *name, size_t length);
 /* Applies one "key=value"; on error nothing changes. */
 bool options_set(const OptionTable *table, void *values, OptionStrings *strings, const char *assignment, Error *error);
+/* Applies all of them; the error tells each that is wrong. */
+bool options_set_all(const OptionTable *table, void *values, OptionStrings *strings, const OptionStrings *assignments, Error *error);
 /* Returns whether the value of a row is its default. */
 bool options_is_initial(const Option *option, const void *values);
 /* Writes the value of a row in a form that options_set reads back exactly, truncated if `size` is

@@ -44,6 +44,7 @@ typedef struct YamlReader {
     char name[OPTIONS_NAME_LIMIT + 1];           /* full name of the present key; groups keep their prefix of it */
     char where[WHERE_SIZE], key[OPTIONS_QUOTED]; /* for messages, by at_line and quoted_name */
     Error *error;
+    Error wrong; /* of all keys and values so far, after which reading went on */
 } YamlReader;
 
 static const char *at_line(YamlReader *reader, size_t line) {
@@ -190,6 +191,13 @@ static bool open_option_group(YamlReader *reader, size_t line, int depth) {
     return first_time(reader, &reader->seen[first - reader->table->rows].group_line[dots], line);
 }
 
+/* Keeps the error of a setting. Returns whether the next one can be read: its event was the whole value. */
+static bool goes_on(YamlReader *reader, const yaml_event_t *event) {
+    if (event->type != YAML_SCALAR_EVENT) return false;
+    error_also(&reader->wrong, reader->error);
+    return true;
+}
+
 /* Reads the keys of a mapping up to and including its end. DEPTH_LIMIT bounds the recursion. */
 static bool read_mapping(YamlReader *reader, size_t line, int depth) {
     size_t prefix = strlen(reader->name);
@@ -209,7 +217,7 @@ static bool read_mapping(YamlReader *reader, size_t line, int depth) {
         if (!good || !next_event(reader, &event)) return false;
         if (event.type == YAML_MAPPING_START_EVENT)
             good = open_option_group(reader, key_line, depth + 1) && read_mapping(reader, key_line, depth + 1);
-        else good = read_scalar(reader, &event, key_line);
+        else good = read_scalar(reader, &event, key_line) || goes_on(reader, &event);
         yaml_event_delete(&event);
         if (!good) return false;
     }
@@ -344,9 +352,10 @@ static bool parse_yaml(YamlReader *reader, const char *text, size_t length) {
     if (!yaml_parser_initialize(&reader->parser)) return error_set(error, ERROR_MEMORY, "out of memory while reading %s", reader->origin);
     yaml_parser_set_encoding(&reader->parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&reader->parser, (const unsigned char *)reader->text, length - skipped);
-    bool good = read_yaml_stream(reader);
+    if (!read_yaml_stream(reader)) error_also(&reader->wrong, error);
     yaml_parser_delete(&reader->parser);
-    return good;
+    if (reader->wrong.code) *error = reader->wrong;
+    return !reader->wrong.code;
 }
 
 static bool parse_yaml_file(YamlReader *reader) {

@@ -106,6 +106,7 @@ static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void *
     double nats = recorded("v", "evaluation", -1, "loss") * recorded("v", "evaluation", -1, "tokens");
     double bytes = nats / log(2) / recorded("v", "evaluation", -1, "bits_per_byte");
     assert_float_equal(bytes, sizeof SEEN, 1e-6); /* and a line end; none of <|im_end|> */
+    smelt_says(ERROR_NONE, "smelt chat r does so", "generate r hi tokens=1");
     SCOPED_FREE char *trained = kept_template("r/tokenizer");
     assert_string_equal(trained, other);
     smelt_good("convert r model");

@@ -358,10 +358,41 @@ static void a_mistyped_command_is_answered_with_the_nearest_one(void **state) {
     ProcessResult result = smelt("trian c.yaml");
     expect_code(&result, ERROR_USAGE, "trian");
     assert_string_equal(result.errors, "error: unknown command 'trian'; did you mean 'smelt train'?\n");
+    expect("$SMELT finetune", ERROR_USAGE, "error: unknown command 'finetune'; did you mean 'smelt train init=MODEL'?\n");
+    expect("$SMELT merge", ERROR_USAGE, "error: unknown command 'merge'; did you mean 'smelt convert'?\n");
     process_free(&result);
     expect("$SMELT data pakc text s", ERROR_USAGE, "error: unknown command 'data pakc'; did you mean 'smelt data pack'?\n");
     expect("$SMELT bench gem", ERROR_USAGE, "error: unknown command 'bench gem'; did you mean 'smelt bench gemm'?\n");
     expect("$SMELT nonsense", ERROR_USAGE, "error: unknown command 'nonsense'\nsmelt trains large language models");
+}
+
+static void names_of_other_programs_lead_to_commands(void **state) {
+    (void)state;
+    for (const CommandName *name = command_smelt.other_names; name->theirs; name++) {
+        char *first = memory_format("%.*s", (int)strcspn(name->ours, " "), name->ours);
+        if (command_member(&command_smelt, name->theirs)) fail_msg("%s is a command", name->theirs);
+        if (!command_member(&command_smelt, first)) fail_msg("%s leads to %s", name->theirs, first);
+        free(first);
+    }
+}
+
+/* Options of a command, settings of a configuration, and its file. */
+static void independent_mistakes_are_told_together(void **state) {
+    (void)state;
+    write_text("c.yaml", "steps: -3\nmodel:\n  familly: llama\n  width: x\n");
+    expect("$SMELT train c.yaml", ERROR_USAGE, "steps c.yaml:1 '-3' also: 'model.familly' c.yaml:3 'model.family' also: model.width 'x'");
+    expect("$SMELT train model.familly=llama steps=-5", ERROR_USAGE, "'model.familly' 'model.family' also: steps '-5'");
+    expect("$SMELT generate r hi tokns=5 top_p=7", ERROR_USAGE, "'tokns' 'tokens' also: top_p '7'");
+}
+
+static void a_forecast_of_what_does_not_fit_begins_with_that(void **state) {
+    (void)state;
+    write_text("c.yaml", "model: {family: llama, width: 8192, layers: 80, heads: 64}\n");
+    ProcessResult result = smelt("forecast c.yaml gpu=h100 gpus=1");
+    expect_code(&result, ERROR_MEMORY, "forecast");
+    const char start[] = "It does not fit: a rank needs ";
+    assert_memory_equal(result.output, start, sizeof start - 1);
+    process_free(&result);
 }
 
 static void settings_are_read_in_every_spelling_by_train_and_launch(void **state) {
@@ -516,6 +547,9 @@ int main(void) {
         TRAIN_TEST(names_of_other_programs_mean_settings_that_there_are),
         TRAIN_TEST(strange_names_of_run_folders_are_named),
         TRAIN_TEST(names_in_configurations_of_other_programs_are_answered),
+        cmocka_unit_test(names_of_other_programs_lead_to_commands),
+        TRAIN_TEST(independent_mistakes_are_told_together),
+        TRAIN_TEST(a_forecast_of_what_does_not_fit_begins_with_that),
         TRAIN_TEST(a_mistyped_command_is_answered_with_the_nearest_one),
         TRAIN_TEST(settings_are_read_in_every_spelling_by_train_and_launch),
         TRAIN_TEST(a_launched_training_fits_the_terminal_of_the_launcher),
