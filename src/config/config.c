@@ -305,7 +305,8 @@ static const Option rows[] = {
         "early stopping: stop after this many consecutive evaluations without a lower validation loss; 0: never", FREE),
     INT_OPTION(
         eval.sample_tokens, "64", 0, 4096, "tokens", "length of the text sample at each evaluation (temperature 0.8); 0: none", FREE),
-    STRING_OPTION(eval.prompt, "", "", "prompt of the text sample; empty: the first 32 tokens of the validation data", FREE),
+    STRING_OPTION(
+        eval.prompt, "", "", "prompt of the text sample; empty: the first 32 tokens of the validation data that are not blank", FREE),
     INT_OPTION(eval.pictures, "0", 0, 64, "pictures",
         "pictures made at each evaluation, for the first captions of data.valid, as RUN/pictures/step-STEP.png (28 steps, guidance 3.5)",
         FREE),

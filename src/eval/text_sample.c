@@ -32,20 +32,70 @@ enum {
 };
 static const double temperature = 0.8;
 
+/* -- Tokens to text ------------------------------------------------------------------------------------------------ */
+
+typedef struct SampleText {
+    const Corpus *corpus;
+    TokenizerDecoder decoder;
+    Utf8Stream stream;
+} SampleText;
+
+/* Replaces zeros, which would end the text. */
+static void put_piece(FILE *out, const char *piece, int length) {
+    for (int i = 0; i < length; i++)
+        if (piece[i]) putc(piece[i], out);
+        else fputs("\xef\xbf\xbd", out);
+}
+
+/* Returns UTF-8; the caller frees it. */
+static char *decode_sample(SampleText *text, const int32_t *tokens, size_t count, bool last) {
+    char *all = NULL, piece[UTF8_OUTPUT];
+    size_t size;
+    FILE *out = open_memstream(&all, &size);
+    if (!out) memory_refused(0);
+    for (size_t t = 0; t < count; t++) {
+        char byte = (char)tokens[t];
+        size_t length = 1;
+        const char *bytes = text->corpus->tokenizer ? tokenizer_decode(&text->decoder, tokens[t], &length) : &byte;
+        for (size_t i = 0; i < length; i++) put_piece(out, piece, utf8_put(&text->stream, (uint8_t)bytes[i], piece));
+    }
+    if (last) put_piece(out, piece, utf8_finish(&text->stream, piece));
+    fclose(out);
+    return all;
+}
+
 /* -- The prompt ---------------------------------------------------------------------------------------------------- */
 
 static int32_t end_of_text(const Corpus *corpus) { return corpus->bytes ? BYTE_SEPARATOR : tokenizer_end_of_text(corpus->tokenizer); }
 
-/* Takes the first tokens of the validation data, up to the end of a document. */
-static bool take_prompt(const Session *session, const Corpus *corpus, int64_t most, TokenIds *prompt, Error *error) {
-    const ShardSet *set = &corpus->valid;
+static bool is_blank(const Corpus *corpus, const TokenIds *prompt) {
+    SampleText decoded = {.corpus = corpus};
+    if (corpus->tokenizer) decoded.decoder = tokenizer_decoder(corpus->tokenizer, true);
+    SCOPED_FREE char *text = decode_sample(&decoded, prompt->items, prompt->count, true);
+    return text[strspn(text, " \t\r\n")] == '\0';
+}
+
+/* Takes tokens of the validation data from `from` on, up to the end of a document. */
+static bool take_tokens(const Session *session, const Corpus *corpus, int64_t from, int64_t count, TokenIds *prompt, Error *error) {
     int32_t tokens[SAMPLE_PROMPT_TOKENS];
     uint8_t marks[SAMPLE_PROMPT_TOKENS];
-    int64_t count = int_min(int_min(most, SAMPLE_PROMPT_TOKENS), set->token_count);
-    if (!shard_set_read(set, 0, count, session->config->model.vocabulary, tokens, marks, error)) return false;
+    if (!shard_set_read(&corpus->valid, from, count, session->config->model.vocabulary, tokens, marks, error)) return false;
+    prompt->count = 0;
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] != end_of_text(corpus)) token_ids_append(prompt, tokens[i]);
         if (marks[i] & TOKEN_ENDS && prompt->count > 0) break;
+    }
+    return true;
+}
+
+/* Takes the first tokens of the validation data that are not blank. */
+static bool take_prompt(const Session *session, const Corpus *corpus, int64_t most, TokenIds *prompt, Error *error) {
+    enum { TRIES = 64 };
+    const int64_t count = int_min(int_min(most, SAMPLE_PROMPT_TOKENS), corpus->valid.token_count);
+    bool blank = true;
+    for (int64_t from = 0; blank && from < TRIES * count && from + count <= corpus->valid.token_count; from += count) {
+        if (!take_tokens(session, corpus, from, count, prompt, error)) return false;
+        blank = is_blank(corpus, prompt);
     }
     return true;
 }
@@ -79,38 +129,6 @@ bool text_sample_prompt(const Session *session, const Corpus *corpus, TokenIds *
     int64_t rows = session->sampling.model.length, most = int_max(rows / 2, rows - session->config->eval.sample_tokens);
     if (!*text) return take_prompt(session, corpus, most, prompt, error) || error_context(error, "the validation data");
     return (encode_prompt(corpus, text, prompt, error) && check_prompt(session, prompt, error)) || error_context(error, "eval.prompt");
-}
-
-/* -- Tokens to text ------------------------------------------------------------------------------------------------ */
-
-typedef struct SampleText {
-    const Corpus *corpus;
-    TokenizerDecoder decoder;
-    Utf8Stream stream;
-} SampleText;
-
-/* Replaces zeros, which would end the text. */
-static void put_piece(FILE *out, const char *piece, int length) {
-    for (int i = 0; i < length; i++)
-        if (piece[i]) putc(piece[i], out);
-        else fputs("\xef\xbf\xbd", out);
-}
-
-/* Returns UTF-8; the caller frees it. */
-static char *decode_sample(SampleText *text, const int32_t *tokens, size_t count, bool last) {
-    char *all = NULL, piece[UTF8_OUTPUT];
-    size_t size;
-    FILE *out = open_memstream(&all, &size);
-    if (!out) memory_refused(0);
-    for (size_t t = 0; t < count; t++) {
-        char byte = (char)tokens[t];
-        size_t length = 1;
-        const char *bytes = text->corpus->tokenizer ? tokenizer_decode(&text->decoder, tokens[t], &length) : &byte;
-        for (size_t i = 0; i < length; i++) put_piece(out, piece, utf8_put(&text->stream, (uint8_t)bytes[i], piece));
-    }
-    if (last) put_piece(out, piece, utf8_finish(&text->stream, piece));
-    fclose(out);
-    return all;
 }
 
 /* -- Drawing ------------------------------------------------------------------------------------------------------- */

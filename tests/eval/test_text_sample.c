@@ -107,6 +107,18 @@ static void the_prompt_is_a_setting(void **state) {
     assert_string_equal(prompt, "one\ttwo");
 }
 
+static void blanks_are_no_prompt(void **state) {
+    (void)state;
+    char *valid = memory_format(
+        "%100s\n%s", "", "A text that goes on for more than some tens of bytes, so that an evaluation has something to read.");
+    write_text("valid", valid);
+    free(valid);
+    train_good(
+        "run=run steps=1 schedule.warmup=0 checkpoint.every=0 data.valid=valid model.context=96 eval.sample_tokens=8 eval.sequences=1");
+    SCOPED_FREE char *prompt = sample("run", 0, "prompt");
+    assert_non_null(strstr(prompt, "A text that"));
+}
+
 int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
@@ -115,6 +127,7 @@ int main(void) {
         TRAIN_TEST(ranks_write_the_sample_of_one_process),
         TRAIN_TEST(a_run_that_goes_on_writes_the_same_samples),
         TRAIN_TEST(the_prompt_is_a_setting),
+        TRAIN_TEST(blanks_are_no_prompt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
