@@ -149,7 +149,7 @@ Plot plot_make(const Page *page, const Curve *curve) {
     plot.lines = memory_allocate((size_t)page->count * sizeof *plot.lines);
     for (int i = 0; i < page->count; i++) line_make(&plot, page->views[i].history, &plot.lines[i]);
     plot.chart = (Chart){
-        page->out, x_axis(&plot), y_axis(&plot), plot.tokens ? "training tokens" : "step", curve->title, history_fields[curve->series]};
+        page->out, x_axis(&plot), y_axis(&plot), plot.tokens ? "training tokens" : "step", curve->title, step_fields[curve->series]};
     return plot;
 }
 
@@ -329,7 +329,7 @@ static void curve_section(const Page *page, const Curve *curve) {
     fputs("</section>\n", page->out);
 }
 
-static bool has_series(const Page *page, SeriesName series) {
+static bool has_series(const Page *page, StepField series) {
     bool any = false;
     for (int i = 0; i < page->count; i++) {
         const History *history = page->views[i].history;

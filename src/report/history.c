@@ -101,39 +101,29 @@ static StepSpan span_of(double value) { return isfinite(value) ? (StepSpan){valu
 
 /* -- Kinds of records -------------------------------------------------------------------------------------------- */
 
-const char *const history_fields[SERIES_COUNT] = {[SERIES_LOSS] = "loss",
-    [SERIES_NORM] = "grad_norm",
-    [SERIES_LR] = "lr",
-    [SERIES_SPEED] = "tokens_per_second",
-    [SERIES_MARGIN] = "reward_margin",
-    [SERIES_ACCURACY] = "reward_accuracy",
-    [SERIES_REWARD] = "reward",
-    [SERIES_LENGTH] = "sample_length",
-    [SERIES_ENTROPY] = "entropy",
-    [SERIES_MISMATCH] = "mismatch_kl"};
-
-static bool add_step(History *history, int64_t step, const json_t *record) {
-    double loss = number(record, "loss"), milliseconds = number(record, "milliseconds");
-    double speed = number(record, "tokens_per_second"), memory = number(record, "memory_bytes");
-    if (step < 1 || (history->steps > 0 && step <= history->last_step)) return false;
+static bool add_step(History *history, const StepRecord *record) {
+    const double *numbers = record->numbers, loss = numbers[SERIES_LOSS], at = numbers[STEP_NUMBER];
+    if (!(at >= 1 && at <= STEP_LIMIT)) return false;
+    int64_t step = (int64_t)at;
+    if (history->steps > 0 && step <= history->last_step) return false;
     if (history->steps++ == 0) history->first_step = step;
     history->last_step = step;
-    Point point = {.first = step, .last = step, .tokens = number(record, "tokens_seen"), .time = number(record, "time")};
-    for (SeriesName i = 0; i < SERIES_COUNT; i++) point.series[i] = span_of(number(record, history_fields[i]));
+    Point point = {.first = step, .last = step, .tokens = numbers[STEP_TOKENS_SEEN], .time = numbers[STEP_TIME]};
+    for (StepField i = 0; i < SERIES_COUNT; i++) point.series[i] = span_of(numbers[i]);
     thin_add(&history->thin, history->points, sizeof point, HISTORY_POINTS, &point, merge_points);
-    if (json_is_true(json_object_get(record, "skipped"))) marks_add(&history->skipped, (Mark){step, NAN, NAN});
+    if (record->skipped) marks_add(&history->skipped, (Mark){step, NAN, NAN});
     else if (!isfinite(loss)) marks_add(&history->broken, (Mark){step, NAN, NAN});
     if (isfinite(loss)) {
         history->last_loss = loss;
         history->recent[history->losses++ % HISTORY_RECENT] = loss;
     }
-    sample_add(&history->speed, speed);
-    sample_add(&history->tflops, number(record, "tflops"));
-    sample_add(&history->peak_percent, number(record, "peak_percent"));
-    sample_add(&history->best_percent, number(record, "best_percent"));
-    if (milliseconds > 0) history->step_seconds += milliseconds * 1e-3;
-    history->memory_bytes = fmax(history->memory_bytes, memory);
-    history->tokens = fmax(history->tokens, number(record, "tokens_seen"));
+    sample_add(&history->speed, numbers[SERIES_SPEED]);
+    sample_add(&history->tflops, numbers[STEP_TFLOPS]);
+    sample_add(&history->peak_percent, numbers[STEP_PEAK_PERCENT]);
+    sample_add(&history->best_percent, numbers[STEP_BEST_PERCENT]);
+    if (numbers[STEP_MILLISECONDS] > 0) history->step_seconds += numbers[STEP_MILLISECONDS] * 1e-3;
+    history->memory_bytes = fmax(history->memory_bytes, numbers[STEP_MEMORY]);
+    history->tokens = fmax(history->tokens, numbers[STEP_TOKENS_SEEN]);
     if (history->start_count > 0) {
         RunStart *start = &history->starts[(history->start_count - 1) % HISTORY_STARTS];
         history->restarts += start->last_step == start->step;
@@ -276,9 +266,12 @@ static bool add_load(History *history, int64_t step, const json_t *record) {
 static bool add_record(History *history, json_t *record) {
     const char *kind = json_string_value(json_object_get(record, "kind"));
     double at = number(record, "step");
+    if (kind && strcmp(kind, "step") == 0) {
+        const StepRecord numbers = step_record_of(record);
+        return add_step(history, &numbers);
+    }
     if (!kind || !(at >= 0 && at <= STEP_LIMIT)) return false;
     int64_t step = (int64_t)at;
-    if (strcmp(kind, "step") == 0) return add_step(history, step, record);
     if (strcmp(kind, "load") == 0) return add_load(history, step, record);
     if (strcmp(kind, "evaluation") == 0) return add_evaluation(history, step, record);
     if (strcmp(kind, "sample") == 0) return add_sample(history, step, record);
@@ -288,6 +281,13 @@ static bool add_record(History *history, json_t *record) {
     if (strcmp(kind, "mixture") == 0) return add_mixture(history, record);
     if (strcmp(kind, "event") == 0) return add_notice(history, step, record);
     return strcmp(kind, "end") == 0; /* run_state_read reads it */
+}
+
+static bool add_line(History *history, const char *line, size_t length) {
+    StepRecord step;
+    if (step_record_scan(line, length, &step)) return add_step(history, &step);
+    json_auto_t *record = json_loadb(line, length, 0, NULL);
+    return json_is_object(record) && add_record(history, record);
 }
 
 static History history_empty(char *path) {
@@ -333,9 +333,7 @@ static bool read_lines(History *history, FileReader *reader) {
     int64_t before = history->lines;
     Progress progress = progress_start("reading metrics", "records", 0);
     for (FileLine line; (line = file_reader_next(reader)) == FILE_LINE_WHOLE || line == FILE_LINE_LONG; history->lines++) {
-        json_t *record = line == FILE_LINE_WHOLE ? json_loadb(reader->line, reader->length, 0, NULL) : NULL;
-        if (!(json_is_object(record) && add_record(history, record))) history->ignored++;
-        json_decref(record);
+        history->ignored += line == FILE_LINE_LONG || !add_line(history, reader->line, reader->length);
         history->place.offset = line == FILE_LINE_LONG ? ftello(reader->stream) : history->place.offset + (int64_t)reader->length + 1;
         progress_update(&progress, history->lines);
     }

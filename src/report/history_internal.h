@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/math.h"
 #include "base/scope.h"
+#include "report/step_record.h"
 
 enum {
     HISTORY_POINTS = 1000,    /* of a curve, at most */
@@ -25,21 +26,6 @@ enum {
     HISTORY_PHASES = 64,      /* of a mixture */
     HISTORY_TAIL = 64,        /* bytes that identify a file */
 };
-
-typedef enum SeriesName {
-    SERIES_LOSS,
-    SERIES_NORM,
-    SERIES_LR,
-    SERIES_SPEED,
-    SERIES_MARGIN,
-    SERIES_ACCURACY,
-    SERIES_REWARD,
-    SERIES_LENGTH,
-    SERIES_ENTROPY,
-    SERIES_MISMATCH,
-    SERIES_COUNT
-} SeriesName;
-extern const char *const history_fields[SERIES_COUNT]; /* of records of steps */
 
 typedef struct StepSpan {
     double sum, low, high;

@@ -29,7 +29,7 @@ bool page_tells_setting(const Option *option);
 /* -- Curves -------------------------------------------------------------------------------------------------------- */
 
 typedef struct Curve {
-    SeriesName series;
+    StepField series;
     const char *name, *title; /* title: of the y axis */
     double log_above;         /* logarithmic if highest / lowest is at least this; 0: never */
     bool from_zero;

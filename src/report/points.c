@@ -26,14 +26,14 @@ static void print_string(FILE *out, const char *text) {
     putc('"', out);
 }
 
-typedef double PointValue(const Point *point, SeriesName series);
+typedef double PointValue(const Point *point, StepField series);
 
-static double step_of(const Point *point, SeriesName series) { return (void)series, (double)point->last; }
-static double tokens_of(const Point *point, SeriesName series) { return (void)series, point->tokens; }
-static double time_of(const Point *point, SeriesName series) { return (void)series, round(point->time); }
-static double mean_of(const Point *point, SeriesName series) { return span_mean(&point->series[series]); }
-static double low_of(const Point *point, SeriesName series) { return point->series[series].count ? point->series[series].low : NAN; }
-static double high_of(const Point *point, SeriesName series) { return point->series[series].count ? point->series[series].high : NAN; }
+static double step_of(const Point *point, StepField series) { return (void)series, (double)point->last; }
+static double tokens_of(const Point *point, StepField series) { return (void)series, point->tokens; }
+static double time_of(const Point *point, StepField series) { return (void)series, round(point->time); }
+static double mean_of(const Point *point, StepField series) { return span_mean(&point->series[series]); }
+static double low_of(const Point *point, StepField series) { return point->series[series].count ? point->series[series].low : NAN; }
+static double high_of(const Point *point, StepField series) { return point->series[series].count ? point->series[series].high : NAN; }
 
 typedef struct RunPoints {
     FILE *out;
@@ -41,7 +41,7 @@ typedef struct RunPoints {
     Point items[HISTORY_POINTS];
 } RunPoints;
 
-static void print_column(const RunPoints *points, PointValue *value, SeriesName series, int digits) {
+static void print_column(const RunPoints *points, PointValue *value, StepField series, int digits) {
     putc('[', points->out);
     for (size_t i = 0; i < points->count; i++) {
         if (i > 0) putc(',', points->out);
@@ -53,11 +53,11 @@ static void print_column(const RunPoints *points, PointValue *value, SeriesName 
 /* Prints "loss":[means, lows, highs]; without lows and highs if each point is a single step. */
 static void print_series(const RunPoints *points, bool ranges) {
     const char *comma = "";
-    for (SeriesName series = 0; series < SERIES_COUNT; series++) {
+    for (StepField series = 0; series < SERIES_COUNT; series++) {
         bool known = false;
         for (size_t i = 0; i < points->count; i++) known = known || points->items[i].series[series].count;
         if (!known) continue;
-        fprintf(points->out, "%s\"%s\":[", comma, history_fields[series]);
+        fprintf(points->out, "%s\"%s\":[", comma, step_fields[series]);
         print_column(points, mean_of, series, 5);
         if (ranges) putc(',', points->out), print_column(points, low_of, series, 4);
         if (ranges) putc(',', points->out), print_column(points, high_of, series, 4);

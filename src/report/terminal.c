@@ -234,7 +234,7 @@ static void put_chart(Frame *frame, const Page *page, int rows) {
 
 /* -- Figures ------------------------------------------------------------------------------------------------------- */
 
-static double last_of(const History *history, SeriesName name) {
+static double last_of(const History *history, StepField name) {
     return history->thin.count ? span_mean(&history->points[history->thin.count - 1].series[name]) : NAN;
 }
 

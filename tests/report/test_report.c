@@ -20,6 +20,7 @@
 #include "report/history_internal.h"
 #include "report/page_files_internal.h"
 #include "report/report.h"
+#include "report/step_record.h"
 #include "report/terminal.h"
 #include "support/files.h"
 
@@ -197,6 +198,47 @@ static void steps_that_come_again_are_ignored(void **state) {
     assert_int_equal(history->ignored, 2);
     assert_true(history->last_loss == 2);
     history_free(history);
+}
+
+static uint64_t random_bits(uint64_t *state) {
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return *state >> 33;
+}
+
+/* A line of a step with numbers of all sizes, then with some characters exchanged: jansson judges both. */
+static void the_scanner_of_steps_reads_what_jansson_reads(void **state) {
+    (void)state;
+    static const char alphabet[] = "0123456789.eE+-\"\\{}[]:, \tntrufalse\x01\xc3";
+    uint64_t seed = 1;
+    int accepted = 0, refused = 0;
+    for (int i = 0; i < 40000; i++) {
+        char line[400];
+        double a = (double)random_bits(&seed) * pow(10, (double)(random_bits(&seed) % 40) - 30),
+               b = -(double)(random_bits(&seed) % 100000) / 1000;
+        int length = snprintf(line, sizeof line,
+            "{\"kind\": \"step\", \"step\": %d, \"loss\": %.*g, \"lr\":%.15g,\"skipped\": %s, \"time\": %.3f, \"x\": \"y\"}", i,
+            (int)(random_bits(&seed) % 17) + 1, a, b, i % 2 ? "true" : "false", 1e9 + a * 1e-12);
+        for (uint64_t changes = i % 4; changes > 0; changes--)
+            line[random_bits(&seed) % (uint64_t)length] = alphabet[random_bits(&seed) % (sizeof alphabet - 1)];
+        StepRecord scanned;
+        if (!step_record_scan(line, (size_t)length, &scanned)) {
+            refused++;
+            continue;
+        }
+        accepted++;
+        json_t *record = json_loadb(line, (size_t)length, 0, NULL);
+        if (!json_is_object(record) || strcmp(json_string_value(json_object_get(record, "kind")), "step") != 0)
+            fail_msg("accepted: %s", line);
+        const StepRecord read = step_record_of(record);
+        for (int field = 0; field < STEP_FIELDS; field++) {
+            bool same = isnan(read.numbers[field]) ? isnan(scanned.numbers[field])
+                                                   : memcmp(&read.numbers[field], &scanned.numbers[field], sizeof(double)) == 0;
+            if (!same) fail_msg("%s: %s is %.17g instead of %.17g", line, step_fields[field], scanned.numbers[field], read.numbers[field]);
+        }
+        assert_int_equal(read.skipped, scanned.skipped);
+        json_decref(record);
+    }
+    assert_true(accepted > 10000 && refused > 5000);
 }
 
 static void a_torn_last_line_is_no_damage(void **state) {
@@ -1060,6 +1102,7 @@ int main(void) {
         TEST(the_best_evaluation_is_one_over_the_newest_data),
         TEST(lines_that_are_no_records_are_counted_and_ignored),
         TEST(steps_that_come_again_are_ignored),
+        TEST(the_scanner_of_steps_reads_what_jansson_reads),
         TEST(a_torn_last_line_is_no_damage),
         TEST(a_line_above_the_limit_is_skipped),
         TEST(loads_are_merged_in_time_without_changing_their_sum),
