@@ -192,7 +192,7 @@ static bool open_option_group(YamlReader *reader, size_t line, int depth) {
 }
 
 /* Keeps the error of a setting. Returns whether the next one can be read: its event was the whole value. */
-static bool goes_on(YamlReader *reader, const yaml_event_t *event) {
+static bool keeps_reading(YamlReader *reader, const yaml_event_t *event) {
     if (event->type != YAML_SCALAR_EVENT) return false;
     error_also(&reader->wrong, reader->error);
     return true;
@@ -217,7 +217,7 @@ static bool read_mapping(YamlReader *reader, size_t line, int depth) {
         if (!good || !next_event(reader, &event)) return false;
         if (event.type == YAML_MAPPING_START_EVENT)
             good = open_option_group(reader, key_line, depth + 1) && read_mapping(reader, key_line, depth + 1);
-        else good = read_scalar(reader, &event, key_line) || goes_on(reader, &event);
+        else good = read_scalar(reader, &event, key_line) || keeps_reading(reader, &event);
         yaml_event_delete(&event);
         if (!good) return false;
     }

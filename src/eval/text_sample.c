@@ -68,7 +68,7 @@ static char *decode_sample(SampleText *text, const int32_t *tokens, size_t count
 
 static int32_t end_of_text(const Corpus *corpus) { return corpus->bytes ? BYTE_SEPARATOR : tokenizer_end_of_text(corpus->tokenizer); }
 
-static bool is_blank(const Corpus *corpus, const TokenIds *prompt) {
+static bool is_blank_prompt(const Corpus *corpus, const TokenIds *prompt) {
     SampleText decoded = {.corpus = corpus};
     if (corpus->tokenizer) decoded.decoder = tokenizer_decoder(corpus->tokenizer, true);
     SCOPED_FREE char *text = decode_sample(&decoded, prompt->items, prompt->count, true);
@@ -95,7 +95,7 @@ static bool take_prompt(const Session *session, const Corpus *corpus, int64_t mo
     bool blank = true;
     for (int64_t from = 0; blank && from < TRIES * count && from + count <= corpus->valid.token_count; from += count) {
         if (!take_tokens(session, corpus, from, count, prompt, error)) return false;
-        blank = is_blank(corpus, prompt);
+        blank = is_blank_prompt(corpus, prompt);
     }
     return true;
 }

@@ -375,7 +375,7 @@ static void index_cell(const Page *page, const char *style, const char *text) {
 }
 
 /* A name in an address: all but letters, digits and a few signs are encoded. */
-static void print_encoded(FILE *out, const char *name) {
+static void print_address_name(FILE *out, const char *name) {
     for (const unsigned char *c = (const unsigned char *)name; *c; c++) {
         bool plain = (*c >= '0' && *c <= '9') || ((*c | 32) >= 'a' && (*c | 32) <= 'z') || strchr("-_.~", *c);
         fprintf(out, plain ? "%c" : "%%%02X", *c);
@@ -386,13 +386,13 @@ static void index_row(const Page *page, const IndexedRun *run) {
     char told[RUN_TOLD], text[64], date[64];
     run_state_describe(&run->state, log_unix_seconds(), told);
     fputs("<tr><th scope=\"row\"><label><input type=\"checkbox\" id=\"choose-", page->out);
-    print_encoded(page->out, run->name);
+    print_address_name(page->out, run->name);
     fputs("\" data-run=\"", page->out);
-    print_encoded(page->out, run->name);
+    print_address_name(page->out, run->name);
     fputs("\" aria-label=\"compare ", page->out);
     chart_escape(page->out, run->name);
     fputs("\"></label> <a href=\"?runs=", page->out);
-    print_encoded(page->out, run->name);
+    print_address_name(page->out, run->name);
     fputs("\">", page->out);
     chart_escape(page->out, run->name);
     fprintf(page->out, "</a></th><td class=\"state s-%s\"><b>", run_status_name(run->state.status));

@@ -283,7 +283,7 @@ static bool add_record(History *history, json_t *record) {
     return strcmp(kind, "end") == 0; /* run_state_read reads it */
 }
 
-static bool add_line(History *history, const char *line, size_t length) {
+static bool add_metrics_line(History *history, const char *line, size_t length) {
     StepRecord step;
     if (step_record_scan(line, length, &step)) return add_step(history, &step);
     json_auto_t *record = json_loadb(line, length, 0, NULL);
@@ -333,7 +333,7 @@ static bool read_lines(History *history, FileReader *reader) {
     int64_t before = history->lines;
     Progress progress = progress_start("reading metrics", "records", 0);
     for (FileLine line; (line = file_reader_next(reader)) == FILE_LINE_WHOLE || line == FILE_LINE_LONG; history->lines++) {
-        history->ignored += line == FILE_LINE_LONG || !add_line(history, reader->line, reader->length);
+        history->ignored += line == FILE_LINE_LONG || !add_metrics_line(history, reader->line, reader->length);
         history->place.offset = line == FILE_LINE_LONG ? ftello(reader->stream) : history->place.offset + (int64_t)reader->length + 1;
         progress_update(&progress, history->lines);
     }

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/math.h"
 #include "base/scope.h"
-#include "report/step_record.h"
+#include "report/step_record_internal.h"
 
 enum {
     HISTORY_POINTS = 1000,    /* of a curve, at most */

@@ -69,7 +69,7 @@ static void add_bad_steps(PageEvents *events, const Marks *marks, const char *wh
         add_event(events, marks->items[i].step, &kind, "step %lld: %s", (long long)marks->items[i].step, what);
 }
 
-static bool is_kept(const RunView *view, int64_t step) {
+static bool is_checkpoint_kept(const RunView *view, int64_t step) {
     bool kept = !view->knows_kept;
     for (size_t i = 0; i < view->kept_count && !kept; i++) kept = view->kept[i] == step;
     return kept;
@@ -85,7 +85,7 @@ static void add_checkpoints(PageEvents *events, const RunView *view) {
         log_format_bytes(mark->value, size);
         log_format_duration(mark->other, duration);
         bool known = isfinite(mark->value); /* NaN for a checkpoint whose process was killed before it wrote the record */
-        bool kept = is_kept(view, mark->step);
+        bool kept = is_checkpoint_kept(view, mark->step);
         add_event(events, mark->step, kept ? &there : &gone, "step %lld: checkpoint%s%s%s%s%s", (long long)mark->step, known ? ", " : "",
             known ? size : "", known ? " in " : "", known ? duration : "", kept ? "" : ", removed since");
     }

@@ -7,13 +7,13 @@
 #include "base/scope.h"
 #include "report/page_internal.h"
 
-static void print_number(FILE *out, double value, int digits) {
+static void print_point_number(FILE *out, double value, int digits) {
     if (isfinite(value)) fprintf(out, "%.*g", digits, value);
     else fputs("null", out);
 }
 
 /* Prints a JSON string. chart_escape replaces other control characters and invalid UTF-8. */
-static void print_string(FILE *out, const char *text) {
+static void print_point_string(FILE *out, const char *text) {
     SCOPED_FREE char *string = memory_allocate(2 * strlen(text) + 1);
     char *to = string;
     for (; *text; text++) {
@@ -28,12 +28,12 @@ static void print_string(FILE *out, const char *text) {
 
 typedef double PointValue(const Point *point, StepField series);
 
-static double step_of(const Point *point, StepField series) { return (void)series, (double)point->last; }
-static double tokens_of(const Point *point, StepField series) { return (void)series, point->tokens; }
-static double time_of(const Point *point, StepField series) { return (void)series, round(point->time); }
-static double mean_of(const Point *point, StepField series) { return span_mean(&point->series[series]); }
-static double low_of(const Point *point, StepField series) { return point->series[series].count ? point->series[series].low : NAN; }
-static double high_of(const Point *point, StepField series) { return point->series[series].count ? point->series[series].high : NAN; }
+static double point_step(const Point *point, StepField series) { return (void)series, (double)point->last; }
+static double point_tokens(const Point *point, StepField series) { return (void)series, point->tokens; }
+static double point_time(const Point *point, StepField series) { return (void)series, round(point->time); }
+static double point_mean(const Point *point, StepField series) { return span_mean(&point->series[series]); }
+static double point_low(const Point *point, StepField series) { return point->series[series].count ? point->series[series].low : NAN; }
+static double point_high(const Point *point, StepField series) { return point->series[series].count ? point->series[series].high : NAN; }
 
 typedef struct RunPoints {
     FILE *out;
@@ -45,7 +45,7 @@ static void print_column(const RunPoints *points, PointValue *value, StepField s
     putc('[', points->out);
     for (size_t i = 0; i < points->count; i++) {
         if (i > 0) putc(',', points->out);
-        print_number(points->out, value(&points->items[i], series), digits);
+        print_point_number(points->out, value(&points->items[i], series), digits);
     }
     putc(']', points->out);
 }
@@ -58,9 +58,9 @@ static void print_series(const RunPoints *points, bool ranges) {
         for (size_t i = 0; i < points->count; i++) known = known || points->items[i].series[series].count;
         if (!known) continue;
         fprintf(points->out, "%s\"%s\":[", comma, step_fields[series]);
-        print_column(points, mean_of, series, 5);
-        if (ranges) putc(',', points->out), print_column(points, low_of, series, 4);
-        if (ranges) putc(',', points->out), print_column(points, high_of, series, 4);
+        print_column(points, point_mean, series, 5);
+        if (ranges) putc(',', points->out), print_column(points, point_low, series, 4);
+        if (ranges) putc(',', points->out), print_column(points, point_high, series, 4);
         putc(']', points->out);
         comma = ",";
     }
@@ -71,9 +71,9 @@ static void print_evaluations(FILE *out, const Marks *marks) {
         const Mark *mark = i < marks->thin.count ? &marks->items[i] : &marks->last;
         if (i == marks->thin.count && mark->step == marks->items[i - 1].step) continue;
         fprintf(out, "%s[%lld,", i > 0 ? "," : "", (long long)mark->step);
-        print_number(out, mark->value, 6);
+        print_point_number(out, mark->value, 6);
         putc(',', out);
-        print_number(out, mark->other, 6);
+        print_point_number(out, mark->other, 6);
         putc(']', out);
     }
 }
@@ -83,7 +83,7 @@ static void print_events(FILE *out, const RunView *view) {
     for (size_t i = 0; i < events.count; i++) {
         const PageEvent *event = &events.items[i];
         fprintf(out, "%s[%lld,\"%s\",%g,%g,", i > 0 ? "," : "", (long long)event->step, event->style, event->from, event->to);
-        print_string(out, event->text);
+        print_point_string(out, event->text);
         putc(']', out);
     }
 }
@@ -96,13 +96,13 @@ static void print_run(const Page *page, const RunView *view, RunPoints *points) 
     for (size_t i = points->count; i-- > 0;) points->items[i].time -= points->items[0].time; /* page.js needs hours alone */
     const bool merged = (int64_t)points->count < view->history->steps;
     fputs("{\"name\":", page->out);
-    print_string(page->out, view->name);
+    print_point_string(page->out, view->name);
     fprintf(page->out, ",\"first\":%lld,\"step\":", (long long)view->history->first_step);
-    print_column(points, step_of, 0, DIGITS);
+    print_column(points, point_step, 0, DIGITS);
     fputs(",\"tokens\":", page->out);
-    print_column(points, tokens_of, 0, DIGITS);
+    print_column(points, point_tokens, 0, DIGITS);
     fputs(",\"time\":", page->out);
-    print_column(points, time_of, 0, DIGITS);
+    print_column(points, point_time, 0, DIGITS);
     fputs(",\"series\":{", page->out);
     print_series(points, merged && page->count == 1);
     fputs("},\"evaluations\":[", page->out);

@@ -1,5 +1,5 @@
 /* The scanner of records of steps. What it accepts, it reads as jansson does, number by number; it refuses everything unusual. */
-#include "report/step_record.h"
+#include "report/step_record_internal.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -36,29 +36,29 @@ StepRecord step_record_of(const json_t *record) {
 /* -- Scanning ------------------------------------------------------------------------------------------------------ */
 
 /* A piece of a line. */
-typedef struct Piece {
+typedef struct LinePiece {
     const char *start;
     size_t length;
-} Piece;
+} LinePiece;
 
-static bool is_piece(Piece piece, const char *text) { return !strncmp(text, piece.start, piece.length) && !text[piece.length]; }
+static bool piece_is(LinePiece piece, const char *text) { return !strncmp(text, piece.start, piece.length) && !text[piece.length]; }
 
-static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+static bool is_line_digit(char c) { return c >= '0' && c <= '9'; }
 
-static void skip_blanks(const char **at) {
+static void skip_line_blanks(const char **at) {
     while (**at == ' ' || **at == '\t') ++*at;
 }
 
-static bool skip_sign(const char **at, char sign) {
-    skip_blanks(at);
+static bool skip_line_sign(const char **at, char sign) {
+    skip_line_blanks(at);
     if (**at != sign) return false;
     ++*at;
-    skip_blanks(at);
+    skip_line_blanks(at);
     return true;
 }
 
 /* A string of plain ASCII. */
-static bool scan_string(const char **at, Piece *piece) {
+static bool take_step_string(const char **at, LinePiece *piece) {
     if (**at != '"') return false;
     piece->start = ++*at;
     while (**at >= ' ' && **at < 0x7f && **at != '"' && **at != '\\') ++*at;
@@ -67,10 +67,10 @@ static bool scan_string(const char **at, Piece *piece) {
 }
 
 /* Adds digits to the mantissa; false: there is none, or are too many. */
-static bool scan_digits(const char **at, uint64_t *mantissa) {
+static bool take_digits(const char **at, uint64_t *mantissa) {
     const uint64_t most = UINT64_C(1) << 53; /* exact in a double */
     const char *first = *at;
-    for (; is_digit(**at); ++*at) {
+    for (; is_line_digit(**at); ++*at) {
         *mantissa = *mantissa * 10 + (uint64_t)(**at - '0');
         if (*mantissa > most) return false;
     }
@@ -79,7 +79,7 @@ static bool scan_digits(const char **at, uint64_t *mantissa) {
 
 /* A mantissa below 2^53 and a power of ten up to 10^22 are exact in doubles, so one multiplication or division rounds correctly (Clinger, "How to
  * Read Floating Point Numbers Accurately", 1990). */
-static bool scan_number(const char **at, double *value) {
+static bool take_step_number(const char **at, double *value) {
     static const double powers[] = {
         1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
     const int64_t most = sizeof powers / sizeof *powers - 1;
@@ -88,16 +88,16 @@ static bool scan_number(const char **at, double *value) {
     int64_t exponent = 0;
     *at += negative;
     const char *first = *at;
-    if (!scan_digits(at, &mantissa) || (*first == '0' && *at > first + 1)) return false;
+    if (!take_digits(at, &mantissa) || (*first == '0' && *at > first + 1)) return false;
     if (**at == '.') {
         const char *point = (*at)++;
-        if (!scan_digits(at, &mantissa)) return false;
+        if (!take_digits(at, &mantissa)) return false;
         exponent = -(*at - point - 1);
     }
     if (**at == 'e' || **at == 'E') {
         bool below = *++*at == '-';
         *at += below || **at == '+';
-        if (!scan_digits(at, &size) || size > (uint64_t)(2 * most)) return false;
+        if (!take_digits(at, &size) || size > (uint64_t)(2 * most)) return false;
         exponent += below ? -(int64_t)size : (int64_t)size;
     }
     if (exponent < -most || exponent > most || (negative && !mantissa)) return false;
@@ -107,11 +107,11 @@ static bool scan_number(const char **at, double *value) {
 }
 
 /* Scans a value that is no string; *value is NaN if it is no number. */
-static bool scan_value(const char **at, double *value, bool *is_true) {
+static bool take_step_value(const char **at, double *value, bool *is_true) {
     static const char *const words[] = {"true", "false", "null"};
     *value = NAN;
     *is_true = false;
-    if (**at == '-' || is_digit(**at)) return scan_number(at, value);
+    if (**at == '-' || is_line_digit(**at)) return take_step_number(at, value);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         size_t length = strlen(words[i]);
         if (strncmp(*at, words[i], length) != 0) continue;
@@ -123,10 +123,10 @@ static bool scan_value(const char **at, double *value, bool *is_true) {
 }
 
 /* Returns the field with this name, beginning the search at `next`; STEP_FIELDS: none. */
-static StepField find_field(Piece name, StepField next) {
+static StepField step_field_named(LinePiece name, StepField next) {
     for (StepField i = 0; i < STEP_FIELDS; i++) {
         StepField field = (next + i) % STEP_FIELDS;
-        if (is_piece(name, step_fields[field])) return field;
+        if (piece_is(name, step_fields[field])) return field;
     }
     return STEP_FIELDS;
 }
@@ -137,18 +137,18 @@ bool step_record_scan(const char *line, size_t length, StepRecord *record) {
     bool is_step = false;
     *record = (StepRecord){0};
     for (StepField i = 0; i < STEP_FIELDS; i++) record->numbers[i] = NAN;
-    if (!skip_sign(&at, '{')) return false;
+    if (!skip_line_sign(&at, '{')) return false;
     do {
-        Piece name, text = {"", 0};
+        LinePiece name, text = {"", 0};
         double value = NAN;
         bool is_true = false;
-        skip_blanks(&at);
-        if (!scan_string(&at, &name) || !skip_sign(&at, ':')) return false;
-        if (*at == '"' ? !scan_string(&at, &text) : !scan_value(&at, &value, &is_true)) return false;
-        StepField field = find_field(name, next);
+        skip_line_blanks(&at);
+        if (!take_step_string(&at, &name) || !skip_line_sign(&at, ':')) return false;
+        if (*at == '"' ? !take_step_string(&at, &text) : !take_step_value(&at, &value, &is_true)) return false;
+        StepField field = step_field_named(name, next);
         if (field < STEP_FIELDS) record->numbers[field] = value, next = field + 1;
-        else if (is_piece(name, "skipped")) record->skipped = is_true;
-        else if (is_piece(name, "kind")) is_step = is_piece(text, "step");
-    } while (skip_sign(&at, ','));
-    return skip_sign(&at, '}') && at == line + length && is_step;
+        else if (piece_is(name, "skipped")) record->skipped = is_true;
+        else if (piece_is(name, "kind")) is_step = piece_is(text, "step");
+    } while (skip_line_sign(&at, ','));
+    return skip_line_sign(&at, '}') && at == line + length && is_step;
 }

@@ -20,7 +20,7 @@
 #include "report/history_internal.h"
 #include "report/page_files_internal.h"
 #include "report/report.h"
-#include "report/step_record.h"
+#include "report/step_record_internal.h"
 #include "report/terminal.h"
 #include "support/files.h"
 
