@@ -1,88 +1,66 @@
-/* Heat-maps of expert load over time, one per layer. Called by report.c. */
+/* Heat-maps of expert load over time, one per layer, as one character per cell, which page.js paints. Called by report.c. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 #include "report/page_internal.h"
 
-enum { LEVELS = 11, EVEN = LEVELS / 2 }; /* classes h0 to h10 of the style sheet */
+enum {
+    SCALE_COLORS = 11,
+    EVEN_LEVEL = 30,         /* of 0 to 60, 15 for each factor of 2; page.js has the same numbers */
+    SHOWN_CELLS = 60 * 1000, /* of all layers, and so bytes of the page */
+};
 
-/* Returns a layer's loads relative to an even share, [expert][HISTORY_COLUMNS], NaN if no tokens
- * were routed; the caller frees them. */
+/* Columns of the page: each joins `stride` of the history. */
+static size_t column_stride(const LoadMap *map) {
+    size_t cells = map->thin.count * (size_t)(map->layers * map->experts);
+    return (cells + SHOWN_CELLS - 1) / SHOWN_CELLS;
+}
+
+static size_t page_columns(const LoadMap *map) { return (map->thin.count + column_stride(map) - 1) / column_stride(map); }
+
+/* Returns a layer's loads relative to an even share, [experts][page_columns]; NaN: no tokens were routed. The caller frees. */
 static double *load_ratios(const LoadMap *map, int64_t layer) {
-    double *ratios = memory_allocate((size_t)map->experts * HISTORY_COLUMNS * sizeof *ratios);
-    for (size_t column = 0; column < map->thin.count; column++) {
-        const float *sums = load_column(map, column)->sums + layer * map->experts;
+    const size_t stride = column_stride(map), columns = page_columns(map), experts = (size_t)map->experts;
+    double *ratios = memory_allocate(experts * columns * sizeof *ratios);
+    for (size_t column = 0; column < columns; column++) {
         double total = 0;
-        for (int64_t expert = 0; expert < map->experts; expert++) total += sums[expert];
-        for (int64_t expert = 0; expert < map->experts; expert++)
-            ratios[expert * HISTORY_COLUMNS + column] = total > 0 ? sums[expert] * (double)map->experts / total : NAN;
+        for (size_t expert = 0; expert < experts; expert++) {
+            double *ratio = &ratios[expert * columns + column];
+            *ratio = 0;
+            for (size_t i = column * stride; i < (column + 1) * stride && i < map->thin.count; i++)
+                *ratio += load_column(map, i)->sums[(size_t)layer * experts + expert];
+            total += *ratio;
+        }
+        for (size_t expert = 0; expert < experts; expert++) ratios[expert * columns + column] *= total > 0 ? (double)experts / total : NAN;
     }
     return ratios;
 }
 
-static int load_level(double ratio) {
-    const double extreme = 2; /* log2 of 4x */
-    if (isnan(ratio)) return EVEN;
-    double level = EVEN + EVEN * log2(ratio) / extreme;
-    return (int)lround(fmin(fmax(level, 0), LEVELS - 1));
+static char level_character(double ratio) {
+    static const char characters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxy";
+    double level = EVEN_LEVEL + (isnan(ratio) ? 0 : EVEN_LEVEL / 2 * log2(ratio));
+    return characters[lround(fmin(fmax(level, 0), 2 * EVEN_LEVEL))];
 }
 
-/* Draws one path per color and joins equal neighbors in time; the color of an even load is the
- * background. */
-static void draw_cells(const Page *page, const LoadMap *map, const double *ratios, int columns) {
-    for (int level = 0; level < LEVELS; level++) {
-        if (level == EVEN) continue;
-        fprintf(page->out, "<path class=\"h%d\" d=\"", level);
-        for (int64_t expert = 0; expert < map->experts; expert++) {
-            const double *row = ratios + expert * HISTORY_COLUMNS;
-            for (int from = 0, to; from < columns; from = to + 1) {
-                for (to = from; to < columns && load_level(row[to]) == level; to++) {}
-                if (to > from) fprintf(page->out, "M%d %lldh%dv1h-%dz", from, (long long)expert, to - from, to - from);
-            }
-        }
-        fputs("\"/>\n", page->out);
-    }
-}
-
-static void expert_title(const Page *page, int64_t layer, int64_t expert, const double *row, int columns) {
-    double low = INFINITY, high = -INFINITY;
-    for (int column = 0; column < columns; column++) {
-        if (isnan(row[column])) continue;
-        low = fmin(low, row[column]);
-        high = fmax(high, row[column]);
-    }
-    if (low > high) return;
-    fprintf(page->out,
-        "<rect class=\"stripe\" y=\"%lld\" width=\"%d\" height=\"1\"><title>layer %lld, expert %lld: %.2f to %.2f times an even share, "
-        "%.2f at the end</title></rect>\n",
-        (long long)expert, columns, (long long)layer, (long long)expert, low, high, row[columns - 1]);
-}
-
-static void load_map(const Page *page, int64_t layer) {
+static void print_layer_map(const Page *page, int64_t layer) {
     const LoadMap *map = &page->views->history->load;
-    const int columns = (int)map->thin.count;
-    const double height = fmin(fmax(14 * (double)map->experts, 64), 320), count = (double)map->experts;
+    const size_t columns = page_columns(map), experts = (size_t)map->experts;
+    const double height = fmin(fmax(14 * (double)experts, 64), 320);
     SCOPED_FREE double *ratios = load_ratios(map, layer);
     double most = 0;
-    for (int64_t expert = 0; expert < map->experts; expert++) most = fmax(most, ratios[expert * HISTORY_COLUMNS + columns - 1]);
+    for (size_t expert = 0; expert < experts; expert++) most = fmax(most, ratios[(expert + 1) * columns - 1]);
     if (most == 0) return; /* a layer without experts */
-    fprintf(page->out, "<div class=\"map\"><div class=\"head\"><h3>Layer %lld</h3><p>busiest at the end: %.2f\xC3\x97</p></div>\n",
-        (long long)layer, most);
-    fprintf(
-        page->out, "<div class=\"chart\" style=\"grid-template-rows:0 %.0fpx 24px\"><div class=\"ylabels\" aria-hidden=\"true\">", height);
-    fprintf(page->out, "<span style=\"top:%.2f%%\">0</span>", 50 / count);
-    if (map->experts > 1) fprintf(page->out, "<span style=\"top:%.2f%%\">%lld</span>", 100 - 50 / count, (long long)map->experts - 1);
     fprintf(page->out,
-        "</div><svg viewBox=\"0 0 %d %lld\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\" role=\"img\" aria-label=\"Load of "
-        "the experts of layer %lld over steps\">\n<rect class=\"h%d\" width=\"%d\" height=\"%lld\"/>\n",
-        columns, (long long)map->experts, (long long)layer, EVEN, columns, (long long)map->experts);
-    draw_cells(page, map, ratios, columns);
-    for (int64_t expert = 0; expert < map->experts; expert++) expert_title(page, layer, expert, ratios + expert * HISTORY_COLUMNS, columns);
-    fprintf(page->out,
-        "</svg><div class=\"xlabels\" aria-hidden=\"true\"><span style=\"left:0\">step %lld</span><span "
-        "style=\"left:100%%\">%lld</span></div></div></div>\n",
-        (long long)load_column(map, 0)->first, (long long)map->last_step);
+        "<div class=\"map\"><div class=\"head\"><h3>Layer %lld</h3><p aria-live=\"polite\">busiest at the end: "
+        "%.2f\xC3\x97</p></div>\n<canvas "
+        "width=\"%zu\" height=\"%zu\" style=\"height:%.0fpx\" tabindex=\"0\" role=\"img\" aria-label=\"Load of the experts of layer %lld "
+        "over "
+        "steps: arrow keys move\" data-load=\"",
+        (long long)layer, most, columns, experts, height, (long long)layer);
+    for (size_t cell = 0; cell < experts * columns; cell++) putc(level_character(ratios[cell]), page->out);
+    fputs("\"></canvas></div>\n", page->out);
 }
 
 void page_load(const Page *page) {
@@ -95,9 +73,15 @@ void page_load(const Page *page) {
         return;
     }
     fprintf(page->out, "<div class=\"scale\">\xC2\xBC\xC3\x97 <svg viewBox=\"0 0 %d 1\" preserveAspectRatio=\"none\" aria-hidden=\"true\">",
-        LEVELS);
-    for (int i = 0; i < LEVELS; i++) fprintf(page->out, "<rect class=\"h%d\" x=\"%d\" width=\"1.02\" height=\"1\"/>", i, i);
-    fputs("</svg> 4\xC3\x97 an even share</div></div>\n<div class=\"maps\">\n", page->out);
-    for (int64_t layer = 0; layer < map->layers; layer++) load_map(page, layer);
+        SCALE_COLORS);
+    for (int i = 0; i < SCALE_COLORS; i++) fprintf(page->out, "<rect class=\"h%d\" x=\"%d\" width=\"1.02\" height=\"1\"/>", i, i);
+    fprintf(page->out,
+        "</svg> 4\xC3\x97 an even share</div></div>\n<p class=\"soft\">experts from top to bottom, steps %lld to %lld from left to "
+        "right</p>\n"
+        "<noscript><p class=\"soft\">A script paints the maps.</p></noscript>\n<div class=\"maps\" data-steps=\"",
+        (long long)load_column(map, 0)->first, (long long)map->last_step);
+    for (size_t i = 0; i < map->thin.count; i += column_stride(map)) fprintf(page->out, "%lld,", (long long)load_column(map, i)->first);
+    fprintf(page->out, "%lld\">\n", (long long)map->last_step + 1);
+    for (int64_t layer = 0; layer < map->layers; layer++) print_layer_map(page, layer);
     fputs("</div></section>\n", page->out);
 }

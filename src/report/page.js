@@ -405,6 +405,51 @@ function render_boxes() {
     });
 }
 
+/* -- Loads of experts -------------------------------------------------------------------------------------------------------- */
+
+/* A cell is a character (load_map.c): its level is 30 at an even share, and 15 more for each factor of 2. */
+const LEVELS = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxy', EVEN = 30;
+
+function paint_maps() {
+    const style = getComputedStyle(document.documentElement);
+    const colors = Array.from({length: 11}, (_, i) => style.getPropertyValue('--h' + i).match(/[0-9a-f]{2}/gi).map(part => parseInt(part, 16)));
+    for (const canvas of all('canvas[data-load]')) {
+        const context = canvas.getContext('2d'), image = context.createImageData(canvas.width, canvas.height);
+        [...canvas.dataset.load].forEach((character, i) => {
+            const at = LEVELS.indexOf(character) / (2 * EVEN) * (colors.length - 1), low = Math.floor(at), high = Math.ceil(at);
+            for (let part = 0; part < 3; part++) image.data[4 * i + part] = colors[low][part] + (at - low) * (colors[high][part] - colors[low][part]);
+            image.data[4 * i + 3] = 255;
+        });
+        context.putImageData(image, 0, 0);
+    }
+}
+
+/* Tells the load of a cell in the head of its map. */
+function tell_cell(canvas, column, expert) {
+    const steps = canvas.closest('.maps').dataset.steps.split(','), {width, height, dataset} = canvas;
+    column = Math.min(Math.max(column, 0), width - 1), expert = Math.min(Math.max(expert, 0), height - 1);
+    dataset.column = column, dataset.expert = expert;
+    const level = LEVELS.indexOf(dataset.load[expert * width + column]), ratio = (2 ** ((level - EVEN) / (EVEN / 2))).toFixed(2);
+    const beyond = level === 0 ? '\u2264 ' : level === 2 * EVEN ? '\u2265 ' : '';
+    canvas.parentNode.querySelector('p').textContent = `expert ${expert}, steps ${steps[column]}\u2013${steps[column + 1] - 1}: ${beyond}${ratio}\u00d7`;
+}
+
+for (const name of ['pointermove', 'pointerdown']) addEventListener(name, event => {
+    const canvas = event.target.closest?.('canvas[data-load]'), box = canvas?.getBoundingClientRect();
+    if (box) tell_cell(canvas, Math.floor((event.clientX - box.left) / box.width * canvas.width), Math.floor((event.clientY - box.top) / box.height * canvas.height));
+});
+
+addEventListener('keydown', event => {
+    const canvas = event.target.closest?.('canvas[data-load]'), move = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]}[event.key];
+    if (!canvas || !move) return;
+    event.preventDefault();
+    tell_cell(canvas, +(canvas.dataset.column ?? canvas.width) + move[0], +(canvas.dataset.expert ?? 0) + move[1]);
+});
+
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', paint_maps);
+
+/* -- Samples and folded parts ------------------------------------------------------------------------------------------------ */
+
 /* One sample at a time, with a slider over the evaluations; without the script all are in a table. */
 function render_samples() {
     const rows = all('#samples tr').reverse(), head = document.querySelector('#samples h2');
@@ -436,6 +481,7 @@ function render() {
     render_bar();
     render_boxes();
     render_samples();
+    paint_maps();
     render_folds();
     draw_all();
 }

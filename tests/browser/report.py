@@ -36,6 +36,7 @@ def write_run(folder, steps, shift, tokens=1000):
             put("step", step, loss=2 + shift + 6 * math.exp(-step / steps * 20) + 0.01 * (step % 7), lr=0.001, grad_norm=1 + step % 3, tokens_seen=step * tokens,
                 tokens_per_second=1000, time=1790000000 + step * 36)
             if step % (steps // 4) == 0:
+                put("load", step, load=[[0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0, 0]])
                 put("evaluation", step, loss=3 - step / steps + shift, bits_per_byte=1)
                 put("sample", step, prompt=MARKUP, text=f"{MARKUP} {step}")
         put("checkpoint", steps // 2, bytes=1 << 20, milliseconds=500)
@@ -130,6 +131,17 @@ def try_one(page):
     page.choose("[data-log=loss]", False, "checked")
     page.choose("#smooth", "0")
     check("without smoothing the curve is each step", page.run("document.querySelectorAll('.chart[data-series=loss] .curve.raw').length") == 0)
+
+    cell = "(i => [...document.querySelectorAll('canvas')[1].getContext('2d').getImageData(0, i, 1, 1).data].join())"
+    check("maps of load are painted", page.run(cell + "(0)") != page.run(cell + "(3)") == page.run(cell + "(2)"), page.run(cell + "(0)"))
+    left, top = page.run("(canvas => (canvas.scrollIntoView({block: 'center'}), (r => [r.x + 2, r.y + 2])(canvas.getBoundingClientRect())))(document.querySelectorAll('canvas')[1])")
+    page.browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=left, y=top)
+    check("a cell tells its load", page.run("document.querySelectorAll('.map p')[1].textContent") == "expert 0, steps 100\u2013199: 2.00\u00d7",
+          page.run("document.querySelectorAll('.map p')[1].textContent"))
+    page.run("document.querySelectorAll('canvas')[1].focus()")
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.key(key)
+    check("also by keys", page.run("document.querySelectorAll('.map p')[1].textContent") == "expert 2, steps 200\u2013299: \u2264 0.25\u00d7")
 
     check("one sample is shown, the newest", page.run("[...document.querySelectorAll('#samples tr:not([hidden]) td')].map(e => e.innerText)") == [f"{MARKUP} 400"])
     page.choose("#sample", "0")
