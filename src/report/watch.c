@@ -117,6 +117,13 @@ static Report *open_chosen(const Watch *watch, const char *chosen) {
     return report_open(folders, count, &ignored);
 }
 
+/* Keeps a page up to date from now on. */
+static void ask_page(WatchedPage *page) {
+    double now = log_seconds();
+    if (now - page->asked > forgotten_seconds) report_update(page->report);
+    page->asked = now;
+}
+
 /* Returns the page that a request names; NULL: there is no such run. */
 static WatchedPage *find_page(Watch *watch, struct MHD_Connection *connection) {
     const char *chosen = watch->listener.api.lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "runs");
@@ -124,22 +131,20 @@ static WatchedPage *find_page(Watch *watch, struct MHD_Connection *connection) {
     if (!chosen) chosen = "";
     for (int i = 0; i < watch->page_count && !found; i++)
         if (!strcmp(watch->pages[i].chosen, chosen)) found = &watch->pages[i];
-    double now = log_seconds();
     if (!found) {
         Report *report = open_chosen(watch, chosen);
         if (!report) return NULL;
         found = free_page(watch);
-        *found = (WatchedPage){memory_copy_string(chosen), report, 0};
+        *found = (WatchedPage){memory_copy_string(chosen), report, -INFINITY};
     }
-    if (now - found->asked > forgotten_seconds) report_update(found->report);
-    found->asked = now;
+    ask_page(found);
     return found;
 }
 
 void watch_update(Watch *watch) {
     double now = log_seconds();
     for (int i = 0; i < watch->page_count; i++)
-        if (i == 0 || now - watch->pages[i].asked < forgotten_seconds) report_update(watch->pages[i].report);
+        if (now - watch->pages[i].asked < forgotten_seconds) report_update(watch->pages[i].report);
 }
 
 static enum MHD_Result reply_page(Watch *watch, const Report *report, struct MHD_Connection *connection) {
@@ -164,9 +169,10 @@ static enum MHD_Result reply_changes(Watch *watch, const Report *report, struct 
     return text ? reply_to_browser(watch, connection, MHD_HTTP_OK, "application/json", text) : MHD_NO;
 }
 
-static enum MHD_Result reply_numbers(const Watch *watch, const HttpCall *call) {
+static enum MHD_Result reply_numbers(Watch *watch, const HttpCall *call) {
     SCOPED_FREE ExportedRun *runs = NULL;
     int count = 0;
+    ask_page(watch->pages);
     for (ExportedRun run; report_run(watch->pages->report, count, &run);) array_append(runs, count, run);
     return exporter_answer(&watch->listener, call, runs, count);
 }

@@ -358,6 +358,14 @@ static void a_folder_of_runs_is_listed_and_its_runs_are_chosen(void **state) {
     assert_true(mkdir("runs/new", 0777) == 0);
     write_text("runs/new/metrics.jsonl", LINE(1, 1.5));
     json_decref(await(&served, version_of(list), "runs", "1.5000"));
+    append_text("runs/c/metrics.jsonl", LINE(2, 1.25)); /* a run that had ended goes on, and one before it is new */
+    assert_true(mkdir("runs/b", 0777) == 0);
+    write_text("runs/b/metrics.jsonl", LINE(1, 1.125));
+    json_decref(await(&served, version_of(list), "runs", "1.2500"));
+    json_decref(await(&served, version_of(list), "runs", "1.1250"));
+    json_t *last = await(&served, version_of(list), "runs", "stopped after step 2 of 30");
+    assert_non_null(strstr(part_of(last, "runs"), "1.5000"));
+    json_decref(last);
     for (int i = 0; i < 40; i++) { /* more pages than are kept */
         char *path = memory_format("/?runs=%s%s%s", i & 1 ? "c/" : "", i & 2 ? "new/" : "", i & 4 ? "a%20b/c" : "c"),
              *page = get(&served, path);
