@@ -407,7 +407,9 @@ static void index_row(const Page *page, const IndexedRun *run) {
         double value = number_of(&run->state, cells[i].record, cells[i].field);
         if (cells[i].loss) page_loss(value, text);
         else chart_number(value, 4, text);
-        index_cell(page, " class=\"number\"", isfinite(value) ? text : "");
+        char style[64];
+        snprintf(style, sizeof style, isfinite(value) ? " class=\"number\" data-value=\"%.17g\"" : " class=\"number\"", value);
+        index_cell(page, style, isfinite(value) ? text : "");
     }
     index_cell(page, " class=\"soft\"", page_date(run->state.sign, date) ? date : "");
     fputs("</tr>\n", page->out);
@@ -421,7 +423,8 @@ void page_index(const Page *page) {
         return;
     }
     fputs("<section>\n<table class=\"index\">\n<thead><tr>", page->out);
-    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) fprintf(page->out, "<th scope=\"col\">%s</th>", heads[i]);
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+        fprintf(page->out, "<th scope=\"col\"><button type=\"button\" id=\"sort-%zu\" data-sort=\"%zu\">%s</button></th>", i, i, heads[i]);
     fputs("</tr></thead>\n<tbody>\n", page->out);
     for (size_t i = 0; i < index->count; i++) index_row(page, &index->runs[i]);
     fputs("</tbody></table>\n</section>\n", page->out);

@@ -14,6 +14,9 @@ const view = {
     hidden: new Set(), // numbers of runs
     open: new Set(),   // ids of parts that are unfolded on a narrow screen
     sample: null,      // the shown one, counted from the oldest; null: the newest
+    sort: null,        // the column by which a list of runs is sorted; null: by name, as it comes
+    down: false,       // the largest first
+    filter: '',
 };
 let runs = [];
 const drawn = new Map(); // series: {area, lines, x} of its chart
@@ -462,6 +465,19 @@ function render_samples() {
     slider.setAttribute('aria-valuetext', rows[slider.value].querySelector('th').textContent);
 }
 
+/* Sorts and filters the list of a folder's runs. Cells without a value come last. */
+function render_list() {
+    const body = document.querySelector('.index tbody'), filter = document.querySelector('#filter');
+    if (!body) return;
+    const rows = [...body.rows], key = row => row.cells[view.sort].dataset.value ?? row.cells[view.sort].textContent;
+    const order = (a, b) => a - b || a.localeCompare(b, 'en', {numeric: true}); // numbers by value, other texts by their letters
+    if (view.sort !== null) rows.sort((a, b) => (key(a) === '') - (key(b) === '') || order(key(a), key(b)) * (view.down ? -1 : 1));
+    body.append(...rows);
+    for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(view.filter.toLowerCase());
+    all('[data-sort]').forEach((button, i) => button.parentNode.ariaSort = view.sort !== i ? 'none' : view.down ? 'descending' : 'ascending');
+    if (filter.value !== view.filter) filter.value = view.filter;
+}
+
 /* On a narrow screen (page.css) these parts are folded. */
 function render_folds() {
     for (const id of ['load', 'data', 'settings', 'changes', 'starts', 'log', 'summary']) {
@@ -481,6 +497,7 @@ function render() {
     render_bar();
     render_boxes();
     render_samples();
+    render_list();
     paint_maps();
     render_folds();
     draw_all();
@@ -498,6 +515,7 @@ addEventListener('input', event => {
     const {id, dataset, value, checked} = event.target;
     if (id === 'axis') view.x = value, view.range = view.at = null;
     else if (id === 'smooth') view.smooth = +value;
+    else if (id === 'filter') return view.filter = value, render_list();
     else if (id === 'sample') return view.sample = +value === +event.target.max ? null : +value, render_samples();
     else if (dataset.log) view.log[dataset.log] = checked;
     else if (event.target.closest('[data-shown]')) view.hidden[checked ? 'delete' : 'add'](+event.target.closest('[data-shown]').dataset.shown);
@@ -520,7 +538,8 @@ async function copy(button) {
 addEventListener('click', event => {
     if (event.target.id === 'whole') zoom(-Infinity, Infinity);
     if (event.target.id === 'copy') copy(event.target);
-    const {fold} = event.target.dataset, part = event.target.closest('nav a')?.hash.slice(1);
+    const {fold, sort} = event.target.dataset, part = event.target.closest('nav a')?.hash.slice(1);
+    if (sort) view.down = view.sort === +sort && !view.down, view.sort = +sort, render_list();
     if (fold) view.open[view.open.has(fold) ? 'delete' : 'add'](fold);
     if (part) view.open.add(part);
     if (fold || part) render_folds();

@@ -60,9 +60,13 @@ static void print_head(const Page *page) {
 
 static void print_folder_head(const Page *page) {
     fputs("<header>\n<h1>Runs in ", page->out);
-    chart_escape(page->out, page->index->folder);
-    fputs("</h1>\n<p>Choose up to 8 runs to compare them. <button type=\"button\" id=\"compare\">Compare</button></p>\n</header>\n",
-        page->out);
+    SCOPED_FREE char *real = realpath(page->index->folder, NULL);
+    chart_escape(page->out, real ? real : page->index->folder);
+    fprintf(page->out,
+        "</h1>\n<p>Choose up to %d runs to compare them. <button type=\"button\" id=\"compare\">Compare</button> <input type=\"search\" "
+        "id=\"filter\" "
+        "placeholder=\"filter\" aria-label=\"Show only runs that have this text\"></p>\n</header>\n",
+        REPORT_RUNS);
 }
 
 static void print_foot(const Page *page) {

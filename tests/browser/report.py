@@ -184,10 +184,17 @@ def try_live(browser, smelt):
     url = re.search(r"http://[^ ;]*", server.stdout.readline())[0]
     browser.call("Page.navigate", url=url)
     check("the list has both runs", browser.wait(CONNECTED) and browser.run("document.querySelectorAll('[data-run]').length") == 2)
+    names = "[...document.querySelectorAll('.index tbody tr:not([hidden]) a')].map(e => e.textContent.slice(0, 5))"
+    check("the list is by name", browser.run(names) == ["<img ", "plain"], browser.run(names))
+    browser.run("document.querySelector('[data-sort=\"2\"]').click(), document.querySelector('[data-sort=\"2\"]').click()")
+    check("a click on a head sorts, another the other way round", browser.run(names) == ["plain", "<img "], browser.run(names))
+    browser.run("(e => { e.value = 'PLAI'; e.dispatchEvent(new Event('input', {bubbles: true})) })(document.querySelector('#filter'))")
+    check("a filter leaves the runs that have it", browser.run(names) == ["plain"], browser.run(names))
     browser.run("box = document.querySelector('[data-run=plain]'); box.focus(); box.click()")
     with open("plain/metrics.jsonl", "a") as file:
         file.write('{"kind": "step", "step": 201, "loss": 1.75, "tokens_seen": 201000, "time": 1790007236}\n')
     check("the list follows its runs", browser.wait("document.querySelector('#runs').innerText.includes('1.7500')"))
+    check("order and filter stay", browser.run(names) == ["plain"], browser.run(names))
     check("a choice and the focus stay", browser.run("document.activeElement.checked && document.activeElement !== box && document.activeElement.dataset.run") == "plain")
     page = Page(browser, url + "?runs=plain")
     browser.wait(CONNECTED)
