@@ -105,10 +105,12 @@ static bool add_step(History *history, const StepRecord *record) {
     const double *numbers = record->numbers, loss = numbers[SERIES_LOSS], at = numbers[STEP_NUMBER];
     if (!(at >= 1 && at <= STEP_LIMIT)) return false;
     int64_t step = (int64_t)at;
+    if (step < history->from) return true;
     if (history->steps > 0 && step <= history->last_step) return false;
-    if (history->steps++ == 0) history->first_step = step;
+    if (history->steps++ == 0) history->first_step = step, history->first_time = numbers[STEP_TIME];
     history->last_step = step;
-    Point point = {.first = step, .last = step, .tokens = numbers[STEP_TOKENS_SEEN], .time = numbers[STEP_TIME]};
+    Point point = {
+        .first = step, .last = step, .tokens = numbers[STEP_TOKENS_SEEN], .time = numbers[STEP_TIME], .offset = history->place.offset};
     for (StepField i = 0; i < SERIES_COUNT; i++) point.series[i] = span_of(numbers[i]);
     thin_add(&history->thin, history->points, sizeof point, HISTORY_POINTS, &point, merge_points);
     if (record->skipped) marks_add(&history->skipped, (Mark){step, NAN, NAN});
@@ -367,6 +369,23 @@ bool history_update(History *history, bool *changed, Error *error) {
     bool good = read_on(history, &reader, changed, error);
     good = file_reader_close(&reader, error) && good;
     return good || error_recode(error, ERROR_INTERNAL);
+}
+
+History *history_range(const History *history, int64_t from, int64_t to) {
+    FileReader reader;
+    Error unread = {0};
+    size_t first = 0;
+    if (!file_reader_open(&reader, history->path, &unread)) return NULL;
+    while (first + 1 < history->thin.count && history->points[first].last < from) first++;
+    History *part = history_new(history->path);
+    part->from = from;
+    bool found = history->steps > 0 && fseeko(reader.stream, history->points[first].offset, SEEK_SET) == 0;
+    for (FileLine line; found && part->last_step < to && ((line = file_reader_next(&reader)) == FILE_LINE_WHOLE || line == FILE_LINE_LONG);)
+        if (line == FILE_LINE_WHOLE) add_metrics_line(part, reader.line, reader.length);
+    part->first_time = history->first_time;
+    if (file_reader_close(&reader, &unread)) return part;
+    history_free(part);
+    return NULL;
 }
 
 void history_free(History *history) {

@@ -35,8 +35,9 @@ typedef struct StepSpan {
 /* A number of consecutive steps. */
 typedef struct Point {
     int64_t first, last;
-    double tokens; /* of the run up to `last`; NaN: unknown */
-    double time;   /* Unix seconds at the end of `last`; NaN: unknown */
+    double tokens;  /* of the run up to `last`; NaN: unknown */
+    double time;    /* Unix seconds at the end of `last`; NaN: unknown */
+    int64_t offset; /* in the file, of the record of `first` */
     StepSpan series[SERIES_COUNT];
 } Point;
 
@@ -116,7 +117,9 @@ typedef struct History {
     char *path;
     RecordPlace place;
     int64_t lines, ignored; /* total lines; lines that are not records or are out of order */
+    int64_t from;           /* earlier steps are left out */
     int64_t first_step, last_step, steps;
+    double first_time; /* of the first step; NaN: unknown */
     Point points[HISTORY_POINTS];
     Thinning thin;                                   /* for the points */
     Marks evaluations, checkpoints, skipped, broken; /* broken: the loss was not finite */
@@ -150,6 +153,9 @@ static inline size_t load_column_bytes(const LoadMap *map) {
 }
 static inline LoadColumn *load_column(const LoadMap *map, size_t i) { return (LoadColumn *)(map->columns + i * load_column_bytes(map)); }
 
+/* Reads the steps from `from` to `to` again, since a long run keeps only means of many steps. NULL: the file cannot be read. Release it by
+ * history_free. */
+History *history_range(const History *history, int64_t from, int64_t to);
 /* Copies the points of the curves to `points`, merged so that there are at most `most`; returns their count. */
 size_t history_thinned(const History *history, size_t most, Point *points);
 double sample_median(const Sample *sample); /* NaN if empty */

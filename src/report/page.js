@@ -76,31 +76,40 @@ function nearest(xs, x) {
 
 /* -- Curves ------------------------------------------------------------------------------------------------------------------ */
 
-function read() {
-    const data = document.querySelector('#points template');
-    runs = data ? JSON.parse(data.content.textContent) : [];
-    runs.forEach((run, i) => {
+/* Returns the runs of a <template> that points.c has written. */
+function parse(template) {
+    const found = template ? JSON.parse(template.content.textContent) : [];
+    found.forEach((run, i) => {
         run.number = i;
         run.time = run.time.map(seconds => seconds === null ? null : seconds / 3600);
     });
-    runs = runs.filter(run => run.step.length);
+    return found.filter(run => run.step.length);
 }
+
+function read() {
+    const before = runs;
+    runs = parse(document.querySelector('#points template'));
+    for (const run of runs) run.fine = before.find(old => old.number === run.number)?.fine;
+}
+
+/* The numbers of a run to draw: those of a zoomed part, if the live page has got them. */
+const points = run => view.range && run.fine || run;
 
 /* Returns whether all runs have x values of an axis. */
 const has = axis => runs.length > 0 && runs.every(run => run[axis].every(x => x !== null));
 const shown = () => runs.filter(run => !view.hidden.has(run.number));
-const x_of = (run, step) => view.x === 'step' ? step : run[view.x][nearest(run.step, step)];
+const x_of = (run, step) => view.x === 'step' ? step : points(run)[view.x][nearest(points(run).step, step)];
 
 /* The curve of a run in a chart. `soft`: smoothed. */
 function curve(run, series) {
     const style = runs.length > 1 ? 'c' + run.number : series === 'evaluations' ? 'valid' : 'train';
     if (series === 'evaluations') {
-        const mean = run.evaluations.map(evaluation => evaluation[1]);
-        return {run, style, evaluations: true, x: run.evaluations.map(([step]) => x_of(run, step)), mean, soft: mean};
+        const {evaluations} = points(run), mean = evaluations.map(evaluation => evaluation[1]);
+        return {run, style, evaluations, x: evaluations.map(([step]) => x_of(run, step)), mean, soft: mean};
     }
-    const [mean, low, high] = run.series[series] || [run.step.map(() => null)];
+    const [mean, low, high] = points(run).series[series] || [points(run).step.map(() => null)];
     const width = view.smooth / 100 * mean.length, smooth = series !== 'lr' && mean.length >= 30 && width > 0.3;
-    return {run, style, x: run[view.x], mean, low, high, soft: smooth ? smoothed(mean, width) : mean};
+    return {run, style, x: points(run)[view.x], mean, low, high, soft: smooth ? smoothed(mean, width) : mean};
 }
 
 /* The curves of a chart; its loss has the evaluations of a single run too. */
@@ -225,7 +234,7 @@ function values_at(lines, x) {
         const i = nearest(line.x, view.at);
         if (!line.x.length || (alone && line.evaluations && Math.abs(line.x[i] - view.at) > near)) continue;
         const range = line.low && line.low[i] !== null ? ` (${number(line.low[i], 4)} to ${number(line.high[i], 4)})` : '';
-        const name = alone ? '' : line.run.name.slice(0, 40) + ' ', step = line.evaluations ? `validation after step ${line.run.evaluations[i][0]}: ` : '';
+        const name = alone ? '' : line.run.name.slice(0, 40) + ' ', step = line.evaluations ? `validation after step ${line.evaluations[i][0]}: ` : '';
         said.push([line.style, name + step + number(line.mean[i]) + range]);
     }
     const events = alone ? runs[0].events.filter(([step]) => Math.abs(x_of(runs[0], step) - view.at) < near) : [];
@@ -234,9 +243,9 @@ function values_at(lines, x) {
 
 function head_at(run) {
     if (runs.length > 1) return `${number(view.at)} ${AXES[view.x]}`;
-    const i = nearest(run[view.x], view.at), first = i > 0 ? run.step[i - 1] + 1 : run.first;
-    return [first < run.step[i] ? `steps ${first}\u2013${run.step[i]}` : `step ${run.step[i]}`, has('tokens') && number(run.tokens[i], 4) + ' tokens',
-        has('time') && number(run.time[i], 3) + ' h'].filter(Boolean).join(', ');
+    const {step, tokens, time, first: begin, [view.x]: xs} = points(run), i = nearest(xs, view.at), first = i > 0 ? step[i - 1] + 1 : begin;
+    return [first < step[i] ? `steps ${first}\u2013${step[i]}` : `step ${step[i]}`, has('tokens') && number(tokens[i], 4) + ' tokens',
+        has('time') && number(time[i], 3) + ' h'].filter(Boolean).join(', ');
 }
 
 /* Shows crosshair, values and selection in a chart. */
@@ -271,17 +280,48 @@ const tell_all = () => drawn.forEach((chart, series) => tell(series, chart));
 
 /* Moves the crosshair to the nearest point of the first run. */
 function point_at(x) {
-    const xs = shown()[0]?.[view.x];
+    const xs = shown()[0] && points(shown()[0])[view.x];
     view.at = xs ? xs[nearest(xs, x)] : null;
 }
 
 /* -- Zoom -------------------------------------------------------------------------------------------------------------------- */
 
+/* Returns whether the finer points of a run reach over the zoomed part. */
+function covers(run) {
+    const xs = run.fine[view.x], whole = run[view.x];
+    return view.range && xs[0] <= Math.max(view.range[0], whole[0]) && xs.at(-1) >= Math.min(view.range[1], whole.at(-1));
+}
+
+let later = 0;
 function zoom(from, to) {
     view.range = null;
     const whole = x_axis(), span = Math.min(to - from, whole.high - whole.low), low = Math.min(Math.max(from, whole.low), whole.high - span);
-    const least = (whole.high - whole.low) / 500;
+    const least = (whole.high - whole.low) / (fetch_points ? 1e5 : 500);
     if (span < (whole.high - whole.low) * 0.999) view.range = [low, low + Math.max(span, least)];
+    for (const run of runs) if (run.fine && !covers(run)) run.fine = null;
+    draw_all();
+    clearTimeout(later);
+    later = setTimeout(refine, 150);
+}
+
+/* The step at an x value, between two points of a run. */
+function step_at(run, x) {
+    const xs = run[view.x], i = Math.max(1, xs.findIndex(value => value >= x)), [a, b] = [xs[i - 1], xs[i] ?? xs[i - 1]];
+    return run.step[i - 1] + (b > a ? (x - a) / (b - a) * (run.step[i] - run.step[i - 1]) : 0);
+}
+
+/* Gets more points for a zoomed part. watch.js sets the function: (from, to) => a promise of runs; a page in a file has no more. */
+let fetch_points = null, asked = 0;
+async function refine() {
+    const number = ++asked;
+    if (!view.range || !fetch_points) return;
+    const [low, high] = view.range, air = 0.1 * (high - low), of_runs = shown();
+    const from = Math.max(1, Math.floor(Math.min(...of_runs.map(run => step_at(run, low - air))))), to = Math.ceil(Math.max(...of_runs.map(run => step_at(run, high + air))));
+    const gains = run => run.step.length < run.step.at(-1) - run.first + 1 && to - from < (run.step.at(-1) - run.first) / 2;
+    if (!of_runs.some(gains)) return;
+    const found = await fetch_points(from, to).catch(() => []);
+    if (number !== asked) return;
+    for (const run of runs) run.fine = found.find(one => one.number === run.number);
     draw_all();
 }
 
@@ -349,7 +389,7 @@ document.documentElement.addEventListener('pointerleave', () => {
 });
 
 addEventListener('keydown', event => {
-    const area = area_of(event), xs = shown()[0]?.[view.x];
+    const area = area_of(event), xs = shown()[0] && points(shown()[0])[view.x];
     if (!area || !xs || event.ctrlKey || event.metaKey || event.altKey) return;
     const {low, high} = x_axis(), i = nearest(xs, view.at ?? high), far = event.shiftKey ? 20 : 1;
     const moves = {ArrowLeft: i - far, ArrowRight: i + far, Home: 0, End: xs.length - 1, PageUp: i + 20, PageDown: i - 20};
@@ -501,6 +541,7 @@ function render() {
     paint_maps();
     render_folds();
     draw_all();
+    refine();
 }
 
 /* Replaces parts of the live page (watch.js): {id: HTML}. What had the focus gets it again. */
@@ -513,7 +554,7 @@ function replace_parts(parts) {
 
 addEventListener('input', event => {
     const {id, dataset, value, checked} = event.target;
-    if (id === 'axis') view.x = value, view.range = view.at = null;
+    if (id === 'axis') view.x = value, zoom(-Infinity, Infinity), view.at = null;
     else if (id === 'smooth') view.smooth = +value;
     else if (id === 'filter') return view.filter = value, render_list();
     else if (id === 'sample') return view.sample = +value === +event.target.max ? null : +value, render_samples();

@@ -93,7 +93,7 @@ static void print_run(const Page *page, const RunView *view, RunPoints *points) 
     enum { DIGITS = 15, LEAST = 200 };
     const size_t share = HISTORY_POINTS / (size_t)page->count;
     points->count = history_thinned(view->history, share > LEAST ? share : LEAST, points->items);
-    for (size_t i = points->count; i-- > 0;) points->items[i].time -= points->items[0].time; /* page.js needs hours alone */
+    for (size_t i = 0; i < points->count; i++) points->items[i].time -= view->history->first_time; /* page.js needs hours alone */
     const bool merged = (int64_t)points->count < view->history->steps;
     fputs("{\"name\":", page->out);
     print_point_string(page->out, view->name);

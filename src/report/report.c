@@ -207,6 +207,20 @@ const ReportPart *report_parts(const Report *report, int *count) {
     return report->parts;
 }
 
+void report_print_points(const Report *report, int64_t from, int64_t to, FILE *out) {
+    SCOPED_FREE RunView *views = memory_allocate(REPORT_RUNS * sizeof *views);
+    Page page = report_page(report, out);
+    for (int i = 0; i < report->count; i++) {
+        views[i] = report->views[i];
+        History *part = history_range(views[i].history, from, to);
+        if (part) views[i].history = part;
+    }
+    page.views = views;
+    page_points(&page);
+    for (int i = 0; i < report->count; i++)
+        if (views[i].history != report->views[i].history) history_free(views[i].history);
+}
+
 void report_print(const Report *report, const char *head, const char *inner_script, FILE *out) {
     fputs("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n",

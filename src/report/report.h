@@ -40,6 +40,8 @@ bool report_run(const Report *report, int index, ExportedRun *run);
 int64_t report_version(const Report *report);
 /* Owned by the report, valid until the next update. */
 const ReportPart *report_parts(const Report *report, int *count);
+/* Prints the numbers of the curves from step `from` to `to`, with more points than the page has. */
+void report_print_points(const Report *report, int64_t from, int64_t to, FILE *out);
 /* Prints the page. `head` is HTML for its <head>; `inner_script` stands in the page, "": nothing. */
 void report_print(const Report *report, const char *head, const char *inner_script, FILE *out);
 

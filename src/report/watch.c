@@ -157,9 +157,14 @@ static enum MHD_Result reply_page(Watch *watch, const Report *report, struct MHD
     return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/html; charset=utf-8", page);
 }
 
+/* Returns a number of the request's query; 0: it has none. */
+static long long number_asked(Watch *watch, struct MHD_Connection *connection, const char *name) {
+    const char *text = watch->listener.api.lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, name);
+    return text ? strtoll(text, NULL, 10) : 0;
+}
+
 static enum MHD_Result reply_changes(Watch *watch, const Report *report, struct MHD_Connection *connection) {
-    const char *from = watch->listener.api.lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "from");
-    const long long version = from ? strtoll(from, NULL, 10) : 0;
+    const long long version = number_asked(watch, connection, "from");
     json_auto_t *changes = json_pack("{s:I, s:{}}", "version", (json_int_t)report_version(report), "parts");
     int count;
     const ReportPart *parts = report_parts(report, &count);
@@ -167,6 +172,16 @@ static enum MHD_Result reply_changes(Watch *watch, const Report *report, struct 
         if (parts[i].version > version) json_object_set_new(json_object_get(changes, "parts"), parts[i].id, json_string(parts[i].html));
     SCOPED_FREE char *text = json_dumps(changes, JSON_COMPACT);
     return text ? reply_to_browser(watch, connection, MHD_HTTP_OK, "application/json", text) : MHD_NO;
+}
+
+static enum MHD_Result reply_points(Watch *watch, const Report *report, struct MHD_Connection *connection) {
+    SCOPED_FREE char *points = NULL;
+    size_t length;
+    FILE *out = open_memstream(&points, &length);
+    if (!out) return MHD_NO;
+    report_print_points(report, number_asked(watch, connection, "from"), number_asked(watch, connection, "to"), out);
+    fclose(out);
+    return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/html; charset=utf-8", points);
 }
 
 static enum MHD_Result reply_numbers(Watch *watch, const HttpCall *call) {
@@ -190,9 +205,15 @@ static enum MHD_Result answer_request(void *context, const HttpCall *call) {
             "This host name is not served: open the address that smelt watch printed, or start it with host=NAME.\n");
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
         return reply_to_browser(watch, connection, MHD_HTTP_METHOD_NOT_ALLOWED, plain, "Only GET and HEAD are supported.\n");
-    const bool asks_changes = strcmp(path, "/changes") == 0;
-    const WatchedPage *page = asks_changes || strcmp(path, "/") == 0 ? find_page(watch, connection) : NULL;
-    if (page) return (asks_changes ? reply_changes : reply_page)(watch, page->report, connection);
+    static const struct {
+        const char *path;
+        enum MHD_Result (*reply)(Watch *watch, const Report *report, struct MHD_Connection *connection);
+    } replies[] = {{"/", reply_page}, {"/changes", reply_changes}, {"/points", reply_points}};
+    for (size_t i = 0; i < sizeof replies / sizeof *replies; i++) {
+        if (strcmp(path, replies[i].path) != 0) continue;
+        const WatchedPage *page = find_page(watch, connection);
+        if (page) return replies[i].reply(watch, page->report, connection);
+    }
     const char *script = strcmp(path, "/page.js") == 0 ? page_script : strcmp(path, "/watch.js") == 0 ? watch_script : NULL;
     if (script) return reply_to_browser(watch, connection, MHD_HTTP_OK, "text/javascript; charset=utf-8", script);
     return reply_to_browser(watch, connection, MHD_HTTP_NOT_FOUND, plain, "Only /, /metrics and /healthz exist.\n");

@@ -13,6 +13,11 @@ if (new URLSearchParams(location.search).has('runs')) {
     back.textContent = 'all runs';
     document.querySelector('main').prepend(back);
 }
+fetch_points = async (from, to) => { // page.js
+    const answer = await fetch('/points?from=' + from + '&to=' + to + '&' + location.search.slice(1), {cache: 'no-store'}), holder = document.createElement('div');
+    holder.innerHTML = await answer.text();
+    return parse(holder.querySelector('template'));
+};
 async function refresh() {
     try {
         const answer = await fetch('/changes?from=' + version + '&' + location.search.slice(1), {cache: 'no-store', signal: AbortSignal.timeout(10000)});

@@ -180,14 +180,15 @@ def try_several(page):
 
 def try_live(browser, smelt):
     """What a reader has chosen survives the parts that come anew."""
+    write_run("many", 3000, 2)
     server = subprocess.Popen([smelt, "watch", ".", "port=0"], stdout=subprocess.PIPE, text=True)
     url = re.search(r"http://[^ ;]*", server.stdout.readline())[0]
     browser.call("Page.navigate", url=url)
-    check("the list has both runs", browser.wait(CONNECTED) and browser.run("document.querySelectorAll('[data-run]').length") == 2)
+    check("the list has all runs", browser.wait(CONNECTED) and browser.run("document.querySelectorAll('[data-run]').length") == 3)
     names = "[...document.querySelectorAll('.index tbody tr:not([hidden]) a')].map(e => e.textContent.slice(0, 5))"
-    check("the list is by name", browser.run(names) == ["<img ", "plain"], browser.run(names))
+    check("the list is by name", browser.run(names) == ["<img ", "many", "plain"], browser.run(names))
     browser.run("document.querySelector('[data-sort=\"2\"]').click(), document.querySelector('[data-sort=\"2\"]').click()")
-    check("a click on a head sorts, another the other way round", browser.run(names) == ["plain", "<img "], browser.run(names))
+    check("a click on a head sorts, another the other way round", browser.run(names) == ["many", "plain", "<img "], browser.run(names))
     browser.run("(e => { e.value = 'PLAI'; e.dispatchEvent(new Event('input', {bubbles: true})) })(document.querySelector('#filter'))")
     check("a filter leaves the runs that have it", browser.run(names) == ["plain"], browser.run(names))
     browser.run("box = document.querySelector('[data-run=plain]'); box.focus(); box.click()")
@@ -208,6 +209,18 @@ def try_live(browser, smelt):
         file.write('{"kind": "step", "step": 202, "loss": 1.25, "tokens_seen": 202000, "time": 1790007236}\n')
     check("the page follows the run", browser.wait("runs[0].step.at(-1) === 202"))
     check("with the same view", page.run(chosen) == before and page.told().startswith("step 1,"), page.run(chosen))
+    page = Page(browser, url + "?runs=many")
+    browser.wait(CONNECTED)
+    page.mouse("mouseMoved", 0.5)
+    check("a point of a long run is of many steps", page.told().startswith("steps "), page.told())
+    page.drag(0.5, 0.52)
+    check("a zoomed part gets every step", browser.wait("points(runs[0]) !== runs[0]") and page.run("points(runs[0]).step.length > 60"), page.range())
+    page.mouse("mouseMoved", 0.5)
+    check("whose values are told", page.told().startswith("step 15"), page.told())
+    page.choose("#axis", "tokens")
+    check("all is shown again", page.range() is None and page.run("points(runs[0]) === runs[0]"))
+    page.drag(0.5, 0.52)
+    check("also over tokens", browser.wait("points(runs[0]) !== runs[0]") and page.run("Math.abs(points(runs[0]).step[0] - 1494) < 5"), page.run("points(runs[0]).step[0]"))
     server.send_signal(signal.SIGINT)
     check("smelt watch ends cleanly", server.wait() == 0)
 

@@ -241,6 +241,31 @@ static void the_scanner_of_steps_reads_what_jansson_reads(void **state) {
     assert_true(accepted > 10000 && refused > 5000);
 }
 
+static void steps_of_a_range_are_read_again(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    for (int step = 1; step <= 5000; step++) {
+        put_step(file, step, step);
+        if (step % 100 == 0) fprintf(file, "{\"kind\":\"evaluation\",\"step\":%d,\"loss\":%d}\n", step, step);
+    }
+    fclose(file);
+    History *history = read_history(), *part = history_range(history, 1495, 1505);
+    assert_true(history->thin.stride > 1);
+    assert_int_equal(part->thin.count, 11);
+    for (int i = 0; i < 11; i++) {
+        assert_int_equal(part->points[i].first, 1495 + i);
+        assert_int_equal(part->points[i].last, 1495 + i);
+        assert_true(span_mean(&part->points[i].series[SERIES_LOSS]) == 1495 + i);
+    }
+    assert_int_equal(part->evaluations.thin.count, 1);
+    History *beyond = history_range(history, 6000, 7000), *all = history_range(history, -5, INT64_MAX);
+    assert_int_equal(beyond->steps, 0);
+    assert_int_equal(all->steps, 5000);
+    assert_int_equal(remove("run/metrics.jsonl"), 0);
+    assert_null(history_range(history, 1, 2));
+    history_free(history), history_free(part), history_free(beyond), history_free(all);
+}
+
 static void a_torn_last_line_is_no_damage(void **state) {
     (void)state;
     History *history = history_of("{\"kind\":\"step\",\"step\":1,\"loss\":2}\n{\"kind\":\"st");
@@ -1127,6 +1152,7 @@ int main(void) {
         TEST(lines_that_are_no_records_are_counted_and_ignored),
         TEST(steps_that_come_again_are_ignored),
         TEST(the_scanner_of_steps_reads_what_jansson_reads),
+        TEST(steps_of_a_range_are_read_again),
         TEST(a_torn_last_line_is_no_damage),
         TEST(a_line_above_the_limit_is_skipped),
         TEST(loads_are_merged_in_time_without_changing_their_sum),

@@ -254,6 +254,9 @@ static void only_hosts_that_can_be_this_server_are_answered(void **state) {
 static void other_paths_and_methods_are_refused(void **state) {
     (void)state;
     Served served = serve("run", NULL);
+    char *points = get(&served, "/points?from=1&to=1");
+    assert_non_null(strstr(points, "<template>[{\"name\":\"run\",\"first\":1,\"step\":[1],"));
+    free(points);
     static const char *const paths[] = {"/metrics.jsonl", "/../run/metrics.jsonl", "/%2e%2e/etc/passwd", "//", "/changes/", "/watch.js/"};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         char *request = memory_format("GET %s HTTP/1.1$Host: localhost$Connection: close$$", paths[i]), *text = ask(&served, request);
