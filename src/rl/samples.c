@@ -57,12 +57,24 @@ static double term_share(const SampleTerms *terms, const TermCounts *counts, con
     return 1 / fmax(divisor, 1);
 }
 
+/* Writes a document, and repeats it up to the end of the sequence. Repetitions are not trained. Routers
+ * count them, and equal rows would look like an expert that is overloaded. */
 static void fill_document(SampleBatch *batch, const TokenIds *prompt, const RolloutSample *sample, int64_t first) {
-    int64_t before = (int64_t)prompt->count, all = before + (int64_t)sample->ids.count;
-    for (int64_t i = 0; i < all; i++) {
-        batch->tokens[first + i] = i < before ? prompt->items[i] : sample->ids.items[i - before];
-        batch->positions[first + i] = (int32_t)i;
-        if (i + 1 >= before && i + 1 < all) batch->targets[first + i] = sample->ids.items[i + 1 - before];
+    int64_t before = (int64_t)prompt->count, all = before + (int64_t)sample->ids.count, end = round_up(first + 1, batch->model->length);
+    for (int64_t row = first; row < end; row++) {
+        int64_t i = (row - first) % all;
+        batch->tokens[row] = i < before ? prompt->items[i] : sample->ids.items[i - before];
+        batch->positions[row] = (int32_t)i;
+    }
+    for (int64_t i = before - 1; i + 1 < all; i++) batch->targets[first + i] = sample->ids.items[i + 1 - before];
+}
+
+/* Fills the sequences without documents with the rows of the first sequences. */
+static void fill_sequences(SampleBatch *batch, int64_t sequences) {
+    for (int64_t row = sequences * batch->model->length; row < batch->microbatches * batch->rows; row++) {
+        int64_t from = row % (sequences * batch->model->length);
+        batch->tokens[row] = batch->tokens[from];
+        batch->positions[row] = batch->positions[from];
     }
 }
 
@@ -100,7 +112,8 @@ void sample_batch_make(SampleBatch *batch, const Program *program, const PromptS
     int64_t multiple = device_info(program->backend.device)->exact ? EXACT_ROWS : 1;
     sample_batch_free(batch);
     *batch = (SampleBatch){.model = model, .rows = model->rows};
-    batch->microbatches = int_max(1, divide_up(place_documents(prompts, samples, count, model->length, multiple, first), model->sequences));
+    int64_t sequences = place_documents(prompts, samples, count, model->length, multiple, first);
+    batch->microbatches = int_max(1, divide_up(sequences, model->sequences));
     allocate_batch(batch, count);
     used = memory_allocate((size_t)batch->microbatches * sizeof *used);
     memset(used, 0, (size_t)batch->microbatches * sizeof *used);
@@ -122,6 +135,7 @@ void sample_batch_make(SampleBatch *batch, const Program *program, const PromptS
         bounds[SEQUENCE_FIRST] = (int32_t)row;
         bounds[SEQUENCE_END] = (int32_t)(row + (int64_t)prompt->count + tokens);
     }
+    if (sequences) fill_sequences(batch, sequences);
 }
 
 void sample_batch_load(const SampleBatch *batch, const Executor *executor, int64_t microbatch) {
@@ -130,13 +144,13 @@ void sample_batch_load(const SampleBatch *batch, const Executor *executor, int64
     size_t bytes = precision_bytes(model->graph->precision, TYPE_WIDE), row_bytes = (size_t)rows * sizeof(int32_t);
     int32_t *sequences = executor_tensor(executor, model->policy.sequences), *targets = executor_tensor(executor, model->targets);
     void *terms = executor_tensor(executor, model->policy.terms);
+    memcpy(executor_tensor(executor, model->tokens), batch->tokens + int_max(first, 0), row_bytes);
+    memcpy(executor_tensor(executor, model->positions), batch->positions + int_max(first, 0), row_bytes);
     if (microbatch < 0) {
         memset(sequences, 0, (size_t)bounds * sizeof *sequences);
         memset(targets, -1, row_bytes);
         return;
     }
-    memcpy(executor_tensor(executor, model->tokens), batch->tokens + first, row_bytes);
-    memcpy(executor_tensor(executor, model->positions), batch->positions + first, row_bytes);
     memcpy(targets, batch->targets + first, row_bytes);
     memcpy(sequences, batch->bounds + microbatch * bounds, (size_t)bounds * sizeof *sequences);
     for (int64_t i = 0; i < rows * POLICY_TERMS; i++) element_set(bytes, terms, i, batch->terms[first * POLICY_TERMS + i]);

@@ -41,6 +41,6 @@ typedef struct SampleBatch {
  * fits into a sequence. On an exact device each document begins at a multiple of EXACT_ROWS. */
 void sample_batch_make(SampleBatch *batch, const Program *program, const PromptSet *prompts, const RolloutSample *samples, int64_t count,
     const SampleTerms *terms);
-/* Writes the inputs of a microbatch; -1: an empty one. */
+/* Writes the inputs of a microbatch; -1: one that trains nothing. */
 void sample_batch_load(const SampleBatch *batch, const Executor *executor, int64_t microbatch);
 void sample_batch_free(SampleBatch *batch);
