@@ -26,7 +26,7 @@ const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
 function number(value, digits = 5) {
     const units = [[1e12, 1e12, 'T'], [1e9, 1e9, 'B'], [1e6, 1e6, 'M'], [1e4, 1e3, 'k'], [0, 1, '']];
-    if (value === null || !isFinite(value)) return 'not finite';
+    if (value === null || !isFinite(value)) return 'no value';
     const [, unit, suffix] = units.find(([least]) => Math.abs(value) >= least);
     return +(value / unit).toPrecision(digits) + suffix;
 }
@@ -313,14 +313,14 @@ function step_at(run, x) {
 /* Gets more points for a zoomed part. watch.js sets the function: (from, to) => a promise of runs; a page in a file has no more. */
 let fetch_points = null, asked = 0;
 async function refine() {
-    const number = ++asked;
+    const mine = ++asked;
     if (!view.range || !fetch_points) return;
     const [low, high] = view.range, air = 0.1 * (high - low), of_runs = shown();
     const from = Math.max(1, Math.floor(Math.min(...of_runs.map(run => step_at(run, low - air))))), to = Math.ceil(Math.max(...of_runs.map(run => step_at(run, high + air))));
     const gains = run => run.step.length < run.step.at(-1) - run.first + 1 && to - from < (run.step.at(-1) - run.first) / 2;
     if (!of_runs.some(gains)) return;
     const found = await fetch_points(from, to).catch(() => []);
-    if (number !== asked) return;
+    if (mine !== asked) return;
     for (const run of runs) run.fine = found.find(one => one.number === run.number);
     draw_all();
 }
@@ -357,6 +357,7 @@ addEventListener('pointermove', event => {
         if (mouse && !finger && view.at !== null && !document.activeElement?.matches('.area')) view.at = null, tell_all();
         return;
     }
+    if (finger && mouse && !event.buttons) return release(event, false); // the button was released elsewhere
     const part = part_of(area, event), {low, high} = x_axis();
     if (finger) finger.part = part;
     view.series = area.parentNode.dataset.series;
@@ -368,13 +369,16 @@ addEventListener('pointermove', event => {
     tell_all();
 });
 
-for (const name of ['pointerup', 'pointercancel']) addEventListener(name, event => {
+function release(event, zooms) {
     if (!held.delete(event.pointerId) || selection.from === null) return;
     const {from, to} = selection;
     selection.from = selection.to = null;
-    if (name === 'pointerup' && to !== null && Math.abs(to - from) > 0.01) zoom(value_at(Math.min(from, to)), value_at(Math.max(from, to)));
+    if (zooms && to !== null && Math.abs(to - from) > 0.01) zoom(value_at(Math.min(from, to)), value_at(Math.max(from, to)));
     else tell_all();
-});
+}
+
+addEventListener('pointerup', event => release(event, true));
+addEventListener('pointercancel', event => release(event, false));
 
 addEventListener('wheel', event => {
     const area = area_of(event);
@@ -389,14 +393,15 @@ document.documentElement.addEventListener('pointerleave', () => {
 });
 
 addEventListener('keydown', event => {
-    const area = area_of(event), xs = shown()[0] && points(shown()[0])[view.x];
-    if (!area || !xs || event.ctrlKey || event.metaKey || event.altKey) return;
-    const {low, high} = x_axis(), i = nearest(xs, view.at ?? high), far = event.shiftKey ? 20 : 1;
-    const moves = {ArrowLeft: i - far, ArrowRight: i + far, Home: 0, End: xs.length - 1, PageUp: i + 20, PageDown: i - 20};
+    const area = area_of(event), run = shown()[0];
+    if (!area || !run || event.ctrlKey || event.metaKey || event.altKey) return;
+    const {low, high} = x_axis(), xs = points(run)[view.x], i = nearest(xs, view.at ?? high), far = event.shiftKey ? 20 : 1;
+    const after = count => xs[Math.min(Math.max(i + count, 0), xs.length - 1)];
+    const moves = {ArrowLeft: after(-far), ArrowRight: after(far), PageDown: after(-20), PageUp: after(20), Home: run[view.x][0], End: run[view.x].at(-1)};
     view.series = area.parentNode.dataset.series;
     if (event.key in moves) {
-        view.at = xs[Math.min(Math.max(moves[event.key], 0), xs.length - 1)];
         const span = high - low;
+        view.at = moves[event.key];
         if (view.range && view.at < low) zoom(view.at, view.at + span);
         else if (view.range && view.at > high) zoom(view.at - span, view.at);
     } else if ('+=-'.includes(event.key)) zoom_around(view.at ?? (low + high) / 2, event.key === '-' ? 1.5 : 1 / 1.5);
