@@ -97,6 +97,10 @@ int32_t chat_answer_end(ChatEncoder *encoder);
  * (chat_pair.c). The caller passes both to chat_encode and releases them with json_decref.
  * ERROR_DATA: the record is not a preference. */
 bool chat_split_pair(const json_t *record, json_t **chosen, json_t **rejected, Error *error);
+/* Encodes what the template writes after an answer if `messages` follow it: the end of the answer, the
+ * messages, and the header of the next answer. The tokens of the conversation and of the answer are not
+ * encoded anew. Without the end of the answer if that is the token `last`. ERROR_DATA as in chat_encode. */
+bool chat_continue(ChatEncoder *encoder, const json_t *conversation, const json_t *messages, int32_t last, TokenIds *ids, Error *error);
 /* Encodes the tokens after which the model answers a conversation: an object with `messages`, and
  * `tools` and `chat_template_kwargs` as in chat_encode. ERROR_DATA as there. */
 bool chat_prompt(ChatEncoder *encoder, const json_t *conversation, ChatDocument *document, Error *error);

@@ -465,6 +465,34 @@ bool chat_prompt(ChatEncoder *encoder, const json_t *conversation, ChatDocument 
            encode_span(encoder, text->bytes, text->size, 0, &document->ids, error);
 }
 
+/* The content of an answer whose place in a rendered text is looked for. */
+static const char answer_mark[] = "smelt-answers-so", spaces[] = " \t\r\n";
+
+/* Returns what a text has after the mark; NULL: the mark is not in it, or more than once. */
+static const char *after_mark(const ChatText *text) {
+    const char *found = text->size ? strstr(text->bytes, answer_mark) : NULL;
+    if (!found || strstr(found + 1, answer_mark)) return NULL;
+    return found + strlen(answer_mark);
+}
+
+/* The answer is the mark. Templates that write an answer differently if messages follow it, for example
+ * without its thoughts, write the same after it. */
+bool chat_continue(ChatEncoder *encoder, const json_t *conversation, const json_t *messages, int32_t last, TokenIds *ids, Error *error) {
+    SCOPED(chat_document_free) ChatDocument document = {0};
+    json_auto_t *longer = json_copy((json_t *)conversation), *all = json_copy(json_object_get(conversation, "messages"));
+    json_array_append_new(all, json_pack("{ss ss}", "role", "assistant", "content", answer_mark));
+    json_array_extend(all, (json_t *)messages);
+    json_object_set(longer, "messages", all);
+    if (!chat_prompt(encoder, longer, &document, error)) return false;
+    const char *rest = after_mark(&document.text);
+    if (!rest) return error_set(error, ERROR_DATA, "the template does not write an answer that messages follow: use another data.template");
+    size_t size = document.text.size - (size_t)(rest - document.text.bytes), space = strspn(rest, spaces);
+    if (!encode_span(encoder, rest + space, size - space, 0, ids, error)) return false;
+    if (!ids->count || ids->items[0] != last) return encode_span(encoder, rest, size, 0, ids, error);
+    memmove(ids->items, ids->items + 1, --ids->count * sizeof *ids->items);
+    return true;
+}
+
 /* Returns whether a token is special: decoding can skip it. */
 static bool is_special(const Tokenizer *tokenizer, int32_t id) {
     TokenizerDecoder all = tokenizer_decoder(tokenizer, false), texts = tokenizer_decoder(tokenizer, true);
@@ -475,17 +503,16 @@ static bool is_special(const Tokenizer *tokenizer, int32_t id) {
 }
 
 int32_t chat_answer_end(ChatEncoder *encoder) {
-    static const char answer[] = "smelt-answers-so", spaces[] = " \t\r\n";
     const Chat *chat = encoder->chat;
     ChatText *text = &encoder->behind;
     TokenIds *ids = &encoder->scratch;
     Error ignored;
-    json_auto_t *messages = json_pack("[{s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "a", "role", "assistant", "content", answer);
+    json_auto_t *messages =
+        json_pack("[{s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "a", "role", "assistant", "content", answer_mark);
     ChatRecord record = {.messages = messages};
     if (!encoder->encoder || !chat->plain || !render(chat, &record, 2, false, text, &ignored)) return -1;
-    const char *end = memmem(text->bytes, text->size, answer, sizeof answer - 1);
+    const char *end = after_mark(text);
     if (!end) return -1;
-    end += sizeof answer - 1;
     end += strspn(end, spaces);
     if (!encode_span(encoder, end, text->size - (size_t)(end - text->bytes), 0, ids, &ignored) || !ids->count) return -1;
     return is_special(chat->tokenizer, ids->items[0]) ? ids->items[0] : -1;

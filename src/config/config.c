@@ -351,11 +351,15 @@ static const Option rows[] = {
     {"rl.loss", OPTION_CHOICE, FIELD(model.policy.loss), "none", 0, 0,
         "none|grpo|dr_grpo|dapo|gspo|cispo|rloo|reinforce_pp|maxrl|dppo|distill", "",
         "reinforcement learning of init=MODEL on the prompts of data.train, with this loss; distill: towards rl.reference"},
-    REWARD_OPTIONS(CHANGES, FREE) BOOL_OPTION(rl.record, "true", "write the samples of each rollout to RUN/rollouts", FREE),
+    REWARD_OPTIONS(CHANGES, FREE) STRING_OPTION(rl.environment, "", "",
+        "program:COMMAND, python:FILE.py or http://HOST/PATH that answers each turn of a sample, or ends it with a reward (docs/rl.md)",
+        CHANGES),
+    INT_OPTION(rl.turns, "8", 1, 1 << 20, "turns", "most turns of a sample", CHANGES),
+    BOOL_OPTION(rl.record, "true", "write the samples of each rollout to RUN/rollouts", FREE),
     INT_OPTION(rl.prompts, "8", 1, 1 << 20, "prompts", "prompts of a rollout", CHANGES),
     INT_OPTION(rl.samples, "8", 1, 65536, "samples", "samples of each prompt, which form a group", CHANGES),
     INT_OPTION(rl.updates, "1", 1, 1024, "updates", "optimizer steps that share the samples of a rollout; divides rl.prompts", CHANGES),
-    INT_OPTION(rl.tokens, "256", 1, 1 << 24, "tokens", "most tokens of a sample", CHANGES),
+    INT_OPTION(rl.tokens, "256", 1, 1 << 24, "tokens", "most tokens of a sample, with what rl.environment appends", CHANGES),
     INT_OPTION(rl.slots, "64", 1, 1024, "sequences", "sequences that a rank generates at once", FREE),
     REAL_OPTION(rl.temperature, "1", 1e-3, 100, "", "divisor of the logits, when samples are drawn and when they are trained", CHANGES),
     INT_OPTION(rl.refill, "0", 0, 1024, "rounds",
@@ -689,8 +693,8 @@ static bool check_policy(const Config *config, Error *error) {
     if (rl->prompts % rl->updates)
         return error_set(
             error, ERROR_USAGE, "rl.updates=%lld does not divide rl.prompts=%lld", (long long)rl->updates, (long long)rl->prompts);
-    if (rule->advantage != ADVANTAGE_TEACHER && !rl->reward[0])
-        return error_set(error, ERROR_USAGE, "rl.loss=%s needs rewards: set rl.reward (docs/rewards.md)", rule->name);
+    if (rule->advantage != ADVANTAGE_TEACHER && !rl->reward[0] && !rl->environment[0])
+        return error_set(error, ERROR_USAGE, "rl.loss=%s needs rewards: set rl.reward (docs/rewards.md) or rl.environment", rule->name);
     if (rule->advantage == ADVANTAGE_TEACHER && !rl->reference[0])
         return error_set(error, ERROR_USAGE, "rl.loss=distill needs a teacher: set rl.reference=MODEL");
     if (rule->advantage != ADVANTAGE_TEACHER && rl->samples < 2)

@@ -168,8 +168,8 @@ typedef enum RlKl { RL_KL_LOSS, RL_KL_REWARD } RlKl;
 typedef enum RlRewardErrors { RL_ERRORS_STOP, RL_ERRORS_SKIP } RlRewardErrors;
 /* Rollouts of reinforcement learning (rl/rollout.h). */
 typedef struct RlConfig {
-    const char *reward, *reference;
-    int64_t prompts, samples, updates, tokens, slots, refill, overlong;
+    const char *reward, *reference, *environment;
+    int64_t prompts, samples, updates, tokens, turns, slots, refill, overlong;
     double temperature, reward_seconds, code_seconds;
     int64_t reward_copies, reward_in_flight, reward_attempts, code_memory;
     int kl, reward_errors; /* RlKl, RlRewardErrors */

@@ -57,7 +57,8 @@ CONDITION(has_pairs, config->model.preference.loss != PREFERENCE_NONE)
 CONDITION(is_dpo, config->model.preference.loss == PREFERENCE_DPO)
 
 CONDITION(has_policy, config->model.policy.loss)
-CONDITION(has_reward, config->model.policy.loss && config->rl.reward[0])
+CONDITION(has_environment, config->model.policy.loss && config->rl.environment[0])
+CONDITION(has_reward, has_environment(config, facts) || (config->model.policy.loss && config->rl.reward[0]))
 CONDITION(has_batches, !config->model.policy.loss)
 CONDITION(has_dual, policy_has(config, POLICY_CLIP))
 CONDITION(has_penalty, policy_has(config, POLICY_DIFFERENCE))
@@ -296,13 +297,15 @@ static const Need rows[] = {
 
     {"rl.loss", TEXT_ONLY, is_text, REFUSE},
     {"rl.reward", "rl.loss", has_policy, REFUSE},
-    {"rl.reward_copies", "rl.reward", has_reward, REFUSE},
-    {"rl.reward_in_flight", "rl.reward", has_reward, REFUSE},
-    {"rl.reward_seconds", "rl.reward", has_reward, REFUSE},
-    {"rl.reward_attempts", "rl.reward", has_reward, REFUSE},
+    {"rl.reward_copies", "rl.reward or rl.environment", has_reward, REFUSE},
+    {"rl.reward_in_flight", "rl.reward or rl.environment", has_reward, REFUSE},
+    {"rl.reward_seconds", "rl.reward or rl.environment", has_reward, REFUSE},
+    {"rl.reward_attempts", "rl.reward or rl.environment", has_reward, REFUSE},
     {"rl.code_seconds", "rl.reward", has_reward, REFUSE},
     {"rl.code_memory", "rl.reward", has_reward, REFUSE},
-    {"rl.reward_errors", "rl.reward", has_reward, REFUSE},
+    {"rl.reward_errors", "rl.reward or rl.environment", has_reward, REFUSE},
+    {"rl.environment", "rl.loss", has_policy, REFUSE},
+    {"rl.turns", "rl.environment", has_environment, REFUSE},
     {"rl.record", "rl.loss", has_policy, REFUSE},
     {"rl.prompts", "rl.loss", has_policy, REFUSE},
     {"rl.samples", "rl.loss", has_policy, REFUSE},

@@ -1,6 +1,7 @@
 /* The queue and the slots. A sequence in a slot is first filled: all tokens of its prompt but the
  * last go into the caches, in blocks, or from the caches of another sample of its request. Then it
- * gets one token a step, the first of which follows the last token of the prompt. */
+ * gets one token a step, the first of which follows the last token of the prompt. Tokens that are
+ * appended to a sequence are filled like a prompt. */
 #include "engine/engine.h"
 
 #include <assert.h>
@@ -16,6 +17,7 @@
 #include "base/rng.h"
 #include "engine/programs_internal.h"
 #include "engine/rows_internal.h"
+#include "token/tokenizer.h"
 
 /* Tokens of prompts after which no other block is begun in a step: enough to fill slots soon, few
  * enough not to hold up the sequences that have begun. */
@@ -33,8 +35,9 @@ typedef struct EngineSlot {
     int sample;
     int64_t first_row;
     int64_t filled; /* tokens in the caches */
-    int64_t drawn;
-    int32_t last; /* the newest drawn token */
+    int64_t drawn;  /* tokens after the prompt, with appended ones */
+    bool waits;
+    TokenIds tail; /* the newest drawn token, and the ones appended to it; nothing before the first one */
 } EngineSlot;
 
 struct Engine {
@@ -48,6 +51,7 @@ struct Engine {
     EngineRow *rows;
     RowPool pool;
     EngineCounts counts;
+    bool waits;
 };
 
 Engine *engine_create(const ModelConfig *config, Precision precision, Device *device, EngineSizes sizes, Error *error) {
@@ -76,6 +80,7 @@ void engine_free(Engine *e) {
         free(e->first);
     }
     engine_programs_free(e->programs);
+    for (int i = 0; i < e->sizes.slots; i++) token_ids_free(&e->slots[i].tail);
     free(e->slots), free(e->order), free(e->rows), free(e->pool.ranges);
     free(e);
 }
@@ -110,7 +115,7 @@ static bool check_request(const Engine *e, const EngineRequest *r, Error *error)
     const ModelConfig *c = e->config;
     int64_t most = engine_positions(e);
     assert(r->samples > 0 && (r->tokens > 0 || (r->scored && r->tokens == 0)) && (!r->scored || e->sizes.scores));
-    assert(r->top <= e->sizes.top && (!penalizes(r) || e->sizes.penalties));
+    assert(r->top <= e->sizes.top && (!penalizes(r) || (e->sizes.penalties && !r->wait)));
     if (r->prompt_count < 1) return error_set(error, ERROR_USAGE, "a prompt needs at least one token");
     if (r->prompt_count > most || r->tokens > most - r->prompt_count)
         return error_set(error, ERROR_USAGE,
@@ -142,6 +147,7 @@ bool engine_submit(Engine *e, const EngineRequest *request, Error *error) {
 }
 
 bool engine_busy(const Engine *e) { return e->first; }
+bool engine_waits(const Engine *e) { return e->waits; }
 
 /* Removes requests whose samples have all ended. They are among those that have begun, at the start
  * of the queue; `all`: others have been canceled. */
@@ -164,6 +170,7 @@ static void free_slot(Engine *e, int index) {
     while (e->order[at] != index) at++;
     memmove(e->order + at, e->order + at + 1, (size_t)(--e->running - at) * sizeof *e->order);
     row_pool_give(&e->pool, e->slots[index].first_row);
+    token_ids_free(&e->slots[index].tail);
     e->slots[index].owner = NULL;
 }
 
@@ -181,6 +188,27 @@ void engine_cancel(Engine *e, const void *context) {
     for (QueuedRequest *queued = e->first; queued; queued = queued->next)
         if (queued->request.context == context) queued->ended = queued->request.samples;
     remove_ended(e, true);
+}
+
+void engine_extend(Engine *e, const void *context, int sample, const int32_t *tokens, int64_t count) {
+    int index = 0;
+    while (index < e->sizes.slots) {
+        const EngineSlot *slot = &e->slots[index];
+        if (slot->owner && slot->waits && slot->owner->request.context == context && slot->sample == sample) break;
+        index++;
+    }
+    assert(index < e->sizes.slots || !count);
+    if (index == e->sizes.slots) return;
+    EngineSlot *slot = &e->slots[index];
+    if (!count) {
+        end_slot(e, index, ENGINE_STOP);
+        remove_ended(e, false);
+        return;
+    }
+    slot->waits = e->waits = false;
+    slot->drawn += count;
+    assert(slot->drawn < slot->owner->request.tokens);
+    for (int64_t i = 0; i < count; i++) token_ids_append(&slot->tail, tokens[i]);
 }
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
@@ -203,8 +231,14 @@ static void begin_samples(Engine *e) {
 
 static EngineRow row_of_slot(const Engine *e, int index) { return (EngineRow){.slot = index, .first_row = e->slots[index].first_row}; }
 
-/* Returns the tokens of a sequence's prompt that blocks compute. */
-static int64_t tokens_to_fill(const EngineSlot *slot) { return slot->owner->request.prompt_count - 1; }
+/* Returns how many tokens of a sequence are in the caches when its next one is drawn. */
+static int64_t tokens_to_fill(const EngineSlot *slot) { return slot->owner->request.prompt_count - 1 + slot->drawn; }
+
+/* Returns the token at a position of the prompt, or from the newest drawn one on; the next ones follow it. */
+static const int32_t *tokens_from(const EngineSlot *slot, int64_t position) {
+    if (!slot->drawn) return slot->owner->request.prompt + position;
+    return slot->tail.items + slot->tail.count - 1 - (tokens_to_fill(slot) - position);
+}
 
 static bool fail_numerics(const EngineSlot *slot, int64_t tokens, Error *error) {
     return error_set(error, ERROR_NUMERICS,
@@ -225,13 +259,13 @@ static bool score_block(Engine *e, const EngineSlot *slot, const EngineRow *row,
     return true;
 }
 
-/* Computes the next block of a prompt, or copies the whole from another sample that has it. *made: the
- * number of tokens computed; 0 if another sample is computing it. */
+/* Computes the next block of a prompt or of appended tokens, or copies the whole prompt from another sample
+ * that has it. *made: the number of tokens computed; 0 if another sample is computing it. */
 static bool fill_slot(Engine *e, int index, int64_t *made, Error *error) {
     EngineSlot *slot = &e->slots[index];
     const EngineRequest *r = &slot->owner->request;
     int first = 0;
-    while (e->slots[e->order[first]].owner != slot->owner) first++;
+    while (slot->drawn ? e->order[first] != index : e->slots[e->order[first]].owner != slot->owner) first++;
     const EngineSlot *other = &e->slots[e->order[first]];
     EngineRow row = row_of_slot(e, index);
     *made = 0;
@@ -244,8 +278,8 @@ static bool fill_slot(Engine *e, int index, int64_t *made, Error *error) {
         return true;
     }
     int64_t rest = tokens_to_fill(slot) - slot->filled;
-    bool scored = r->scored && slot->sample == 0;
-    row.tokens = r->prompt + slot->filled;
+    bool scored = r->scored && slot->sample == 0 && !slot->drawn;
+    row.tokens = tokens_from(slot, slot->filled);
     row.position = slot->filled;
     row.top = r->top;
     row.count = scored ? int_min(rest, ENGINE_SCORE_BLOCK) : engine_programs_block(e->programs, rest);
@@ -253,7 +287,7 @@ static bool fill_slot(Engine *e, int index, int64_t *made, Error *error) {
     if (!scored) engine_programs_fill(e->programs, &row);
     e->counts.prompt_tokens += *made = row.count;
     slot->filled += row.count;
-    if (slot->filled == tokens_to_fill(slot) && r->samples > 1) engine_programs_keep_prompt(e->programs, index);
+    if (slot->filled == tokens_to_fill(slot) && r->samples > 1 && !slot->drawn) engine_programs_keep_prompt(e->programs, index);
     return true;
 }
 
@@ -277,11 +311,11 @@ static int64_t take_rows(Engine *e, int *indices) {
     for (int i = 0; i < e->running; i++) {
         EngineSlot *slot = &e->slots[e->order[i]];
         const EngineRequest *r = &slot->owner->request;
-        if (slot->filled < tokens_to_fill(slot)) continue;
+        if (slot->waits || slot->filled < tokens_to_fill(slot)) continue;
         EngineRow row = row_of_slot(e, e->order[i]);
         row.position = slot->filled;
         row.count = 1;
-        row.tokens = slot->drawn ? &slot->last : r->prompt + r->prompt_count - 1;
+        row.tokens = tokens_from(slot, slot->filled);
         row.sampling = &r->sampling;
         row.penalties = penalizes(r) ? &r->penalties : NULL;
         row.counted = slot->drawn > 0;
@@ -300,25 +334,34 @@ static bool is_end_token(const EngineRequest *r, int32_t token) {
     return false;
 }
 
+static void stop_slot(Engine *e, int index) {
+    EngineSlot *slot = &e->slots[index];
+    const EngineRequest *r = &slot->owner->request;
+    slot->waits = r->wait && r->wait(r->context, slot->sample);
+    if (!slot->waits) end_slot(e, index, ENGINE_STOP);
+}
+
 /* Takes a sequence's new token. */
 static void accept_token(Engine *e, int index, const EngineRow *row) {
     EngineSlot *slot = &e->slots[index];
     const EngineRequest *r = &slot->owner->request;
-    slot->last = row->drawn.token;
+    slot->tail.count = 0;
+    token_ids_append(&slot->tail, row->drawn.token);
     slot->filled++;
     slot->drawn++;
     e->counts.tokens++;
-    if (is_end_token(r, row->drawn.token)) end_slot(e, index, ENGINE_STOP);
-    else if (!r->token(r->context, slot->sample, &row->drawn)) end_slot(e, index, ENGINE_STOP);
+    if (is_end_token(r, row->drawn.token) || !r->token(r->context, slot->sample, &row->drawn)) stop_slot(e, index);
     else if (slot->drawn == r->tokens) end_slot(e, index, ENGINE_LENGTH);
 }
 
 bool engine_step(Engine *e, Error *error) {
     begin_samples(e);
+    int64_t before = e->counts.prompt_tokens;
     if (!fill_slots(e, error)) return false;
     remove_ended(e, false);
     int indices[ENGINE_MOST_SLOTS];
     int64_t count = take_rows(e, indices);
+    e->waits = !count && e->running > 0 && e->counts.prompt_tokens == before;
     if (!count) return true;
     if (!engine_programs_next(e->programs, e->rows, count, error)) return false;
     e->counts.steps++;

@@ -7,6 +7,9 @@
  * the caches of its samples. All rows of a sequence are reserved before it begins, so a sequence
  * that has begun always ends.
  *
+ * A sample may wait after a token that ends it, until its owner appends tokens to it, such as the answer
+ * of a tool, or ends it. Meanwhile it keeps its slot and its rows, and other sequences go on.
+ *
  * The tokens of a sample are a function of the weights, its prompt, its sampling and its number: not
  * of other sequences, up to the rounding of kernels that depend on the number of rows. Works on one
  * rank. */
@@ -70,7 +73,7 @@ typedef struct EnginePenalties {
 typedef struct EngineRequest {
     const int32_t *prompt; /* borrowed until the last sample ends */
     int64_t prompt_count;  /* at least 1 */
-    int64_t tokens;        /* most tokens of a sample; at least 1, or 0 with `scored` */
+    int64_t tokens;        /* most tokens of a sample, with appended ones; at least 1, or 0 with `scored` */
     int samples;           /* at least 1 */
     Sampling sampling;
     EnginePenalties penalties;
@@ -85,6 +88,9 @@ typedef struct EngineRequest {
      * `token`. */
     void (*scored)(void *context, const EngineToken *token);
     void (*end)(void *context, int sample, EngineEnd end);
+    /* NULL, or called when a token has ended a sample, before `end`. True: the sample waits instead, for
+     * engine_extend. Not with penalties. */
+    bool (*wait)(void *context, int sample);
     void *context;
 } EngineRequest;
 
@@ -119,14 +125,19 @@ bool engine_submit(Engine *engine, const EngineRequest *request, Error *error);
 /* Ends all samples of the requests with this context, without calling their `end`, and forgets the
  * requests. Not to be called by `token` and `end`. */
 void engine_cancel(Engine *engine, const void *context);
+/* Appends `count` tokens, at most EngineRequest.tokens - 1 with those before, to a sample that waits, and
+ * goes on with the token after them. 0 tokens: ends the sample; does nothing if it does not wait. */
+void engine_extend(Engine *engine, const void *context, int sample, const int32_t *tokens, int64_t count);
 /* Returns whether a request is unfinished. */
 bool engine_busy(const Engine *engine);
+/* Returns whether the last step computed nothing, because all sequences wait. */
+bool engine_waits(const Engine *engine);
 /* Computes the next token of every sequence. ERROR_NUMERICS if a logit is not finite. */
 bool engine_step(Engine *engine, Error *error);
 
 /* Sums since the engine was created. */
 typedef struct EngineCounts {
-    int64_t prompt_tokens, copied_tokens; /* computed, and copied between samples */
+    int64_t prompt_tokens, copied_tokens; /* computed, with appended ones, and copied between samples */
     int64_t tokens;                       /* drawn */
     int64_t steps, sequences;             /* steps that drew tokens, and sequences in them */
 } EngineCounts;

@@ -79,7 +79,8 @@ static bool take_kind(const char **at, RewardPart *part, Error *error) {
 static void name_part(const RewardSet *rewards, RewardPart *part) {
     int before = 0;
     for (size_t i = 0; i < rewards->part_count; i++) before += rewards->parts[i].kind == part->kind;
-    part->name = before ? memory_format("%s%d", part->kind->name, before + 1) : memory_copy_string(part->kind->name);
+    if (rewards->limits.environment) part->name = memory_copy_string("environment");
+    else part->name = before ? memory_format("%s%d", part->kind->name, before + 1) : memory_copy_string(part->kind->name);
 }
 
 static bool read_part(RewardSet *rewards, const char **at, Error *error) {
@@ -92,12 +93,18 @@ static bool read_part(RewardSet *rewards, const char **at, Error *error) {
     return take_argument(at, &kept->argument, error) && (!kept->kind->parse || kept->kind->parse(kept, error));
 }
 
+static bool check_environment(const RewardSet *rewards, Error *error) {
+    const RewardKind *kind = rewards->parts[0].kind;
+    return !rewards->limits.environment || (rewards->part_count == 1 && kind->work && !kind->compute) ||
+           error_set(error, ERROR_USAGE, "an environment is one program: write program:COMMAND, python:FILE.py or http://HOST/PATH");
+}
+
 static bool read_parts(RewardSet *rewards, const char *text, Error *error) {
     const char *at = text + strspn(text, " ");
     for (;;) {
         if (!read_part(rewards, &at, error)) return error_context(error, "reward=%s", text);
         at += strspn(at, " ");
-        if (!*at) return true;
+        if (!*at) return check_environment(rewards, error);
         at += 1 + strspn(at + 1, " "); /* a comma */
     }
 }
@@ -185,6 +192,7 @@ void rewards_free(RewardSet *rewards) {
 
 void reward_result_free(RewardResult *result) {
     json_decref(result->metrics);
+    json_decref(result->append);
     free(result->values);
     free(result->note);
     free(result->failure);
@@ -325,22 +333,30 @@ void rewards_submit(RewardSet *rewards, int64_t id, const RewardSample *sample) 
     pthread_mutex_unlock(&rewards->lock);
 }
 
+/* Under the lock. Returns the place of the entry to be taken; NULL: it is not ready. */
+static RewardEntry **find_ready(RewardSet *rewards) {
+    RewardEntry **at = &rewards->first;
+    while (*at && (*at)->left > 0 && rewards->limits.environment) at = &(*at)->next;
+    return *at && (*at)->left == 0 ? at : NULL;
+}
+
 bool rewards_wait(RewardSet *rewards, double seconds) {
     double until = log_seconds() + seconds;
     pthread_mutex_lock(&rewards->lock);
-    while (rewards->first && rewards->first->left > 0 && thread_wait_until(&rewards->answered, &rewards->lock, until)) continue;
-    bool ready = rewards->first && rewards->first->left == 0;
+    while (rewards->first && !find_ready(rewards) && thread_wait_until(&rewards->answered, &rewards->lock, until)) continue;
+    bool ready = find_ready(rewards);
     pthread_mutex_unlock(&rewards->lock);
     return ready;
 }
 
 static RewardEntry *take_entry(RewardSet *rewards) {
+    RewardEntry **at;
     pthread_mutex_lock(&rewards->lock);
     assert(rewards->first); /* a sample was submitted */
-    while (rewards->first->left > 0) pthread_cond_wait(&rewards->answered, &rewards->lock);
-    RewardEntry *entry = rewards->first;
-    rewards->first = entry->next;
-    if (!rewards->first) rewards->end = &rewards->first;
+    while (!(at = find_ready(rewards))) pthread_cond_wait(&rewards->answered, &rewards->lock);
+    RewardEntry *entry = *at;
+    *at = entry->next;
+    if (!*at) rewards->end = at;
     pthread_mutex_unlock(&rewards->lock);
     return entry;
 }
@@ -374,12 +390,21 @@ static void add_parts(const RewardSet *rewards, RewardEntry *entry) {
         result->values[i] = answer->value;
         result->total += rewards->parts[i].weight * answer->value;
         add_metrics(rewards->parts[i].name, answer->metrics, &result->metrics);
+        result->append = json_incref(answer->append);
         if (!result->note && answer->note) result->note = answer->note, answer->note = NULL;
         if (answer->failure) result->failure = describe_failure(&rewards->parts[i], answer->failure);
     }
     if (result->total - result->total != 0 && !result->failure)
         result->failure = memory_copy_string("the sum of the rewards is not finite: lower their weights");
     if (result->failure) result->total = 0;
+}
+
+bool rewards_exclude(const RewardSet *rewards, int64_t id, const char *failure, Error *error) {
+    if (!rewards->limits.skip)
+        return error_set(error, ERROR_DATA,
+            "sample %" PRId64 " has no reward: %s: fix the reward, or exclude such samples with rl.reward_errors=skip", id, failure);
+    log_warn("sample %" PRId64 " is excluded, because it has no reward: %s", id, failure);
+    return true;
 }
 
 bool rewards_take(RewardSet *rewards, RewardResult *result, Error *error) {
@@ -394,11 +419,7 @@ bool rewards_take(RewardSet *rewards, RewardResult *result, Error *error) {
         pthread_mutex_unlock(&rewards->lock);
     }
     const char *failure = entry->result.failure;
-    if (good && failure && !rewards->limits.skip)
-        good = error_set(error, ERROR_DATA,
-            "sample %" PRId64 " has no reward: %s: fix the reward, or exclude such samples with rl.reward_errors=skip", entry->result.id,
-            failure);
-    if (good && failure) log_warn("sample %" PRId64 " is excluded, because it has no reward: %s", entry->result.id, failure);
+    if (good && failure) good = rewards_exclude(rewards, entry->result.id, failure, error);
     if (good) *result = entry->result, entry->result = (RewardResult){0};
     free_entry(entry, (int)rewards->part_count);
     return good;

@@ -5,7 +5,8 @@
  * in which \" is a quote. docs/rewards.md lists the rewards and the protocol of reward programs.
  *
  * The reward of a sample is a function of the sample alone. Results come in the order in which
- * samples were submitted, whatever the order in which programs answer. */
+ * samples were submitted, whatever the order in which programs answer; from an environment, in which
+ * samples wait for each other's answers, as soon as they are there. */
 #pragma once
 
 #include <jansson.h>
@@ -27,6 +28,7 @@ typedef struct RewardLimits {
     int64_t code_bytes;  /* address space for generated code */
     bool skip;           /* a sample without a reward is reported and excluded; otherwise it is an error */
     bool here;           /* compute `code` in this process, which should be small: it forks for each test */
+    bool environment;    /* the text is one program, whose answers may append to a sample (rl.environment) */
 } RewardLimits;
 
 /* One completion of a prompt. All pointers are borrowed during the call. */
@@ -37,6 +39,8 @@ typedef struct RewardSample {
     size_t prompt_count, completion_count;
     const char *finish;   /* "stop" or "length"; NULL: unknown */
     const json_t *record; /* the object of the prompt's line of JSON; its "answer" is compared */
+    const json_t *turns;  /* of a sample with an environment, whose last turn is the completion; else NULL */
+    bool last;            /* no more can be appended */
 } RewardSample;
 
 typedef struct RewardResult {
@@ -44,6 +48,7 @@ typedef struct RewardResult {
     double total;    /* sum of weight times value */
     double *values;  /* one for each reward of the text, in its order */
     json_t *metrics; /* numbers that programs reported, as {"NAME.METRIC": number}; NULL: none */
+    json_t *append;  /* what an environment appends: a text or a list of messages; NULL: the sample has ended */
     char *note;      /* what a program remarked on the sample; NULL: nothing */
     char *failure;   /* with `skip`: why there is no reward, and `total` is 0; NULL: there is one */
 } RewardResult;
@@ -71,9 +76,11 @@ bool reward_sample_read(const json_t *object, RewardSample *sample, int32_t **id
 
 /* Begins to compute the reward of a sample. Rewards without a program are computed in this call. */
 void rewards_submit(RewardSet *rewards, int64_t id, const RewardSample *sample);
-/* Returns whether the result of the oldest submitted sample is there, for which it waits at most
- * `seconds`. */
+/* Returns whether the result that rewards_take gives is there, for which it waits at most `seconds`. */
 bool rewards_wait(RewardSet *rewards, double seconds);
-/* Waits for the oldest submitted sample and takes its result, which the caller frees. Without `skip`,
- * a sample whose reward cannot be computed is an error, of a program ERROR_DATA. */
+/* Waits for the oldest submitted sample, with an environment for any, and takes its result, which the
+ * caller frees. Without `skip`, a sample whose reward cannot be computed is an error, of a program
+ * ERROR_DATA. */
 bool rewards_take(RewardSet *rewards, RewardResult *result, Error *error);
+/* Reports that a sample has no reward: an error, or with `skip` a warning and true. */
+bool rewards_exclude(const RewardSet *rewards, int64_t id, const char *failure, Error *error);

@@ -11,6 +11,7 @@
 
 void reward_answer_free(RewardAnswer *answer) {
     json_decref(answer->metrics);
+    json_decref(answer->append);
     free(answer->note);
     free(answer->failure);
     *answer = (RewardAnswer){0};
@@ -44,16 +45,28 @@ static const char *take_metrics(const json_t *given, json_t **metrics) {
     return NULL;
 }
 
+/* Returns what an environment appends: a text, or a list of messages; NULL: nothing. */
+static const json_t *find_append(const json_t *object, RewardAnswer *answer) {
+    const json_t *append = json_object_get(object, "append");
+    if (!append || json_is_null(append)) return NULL;
+    if (!json_string_length(append) && !json_array_size(append))
+        answer->failure = memory_copy_string("its \"append\" is neither a text nor a list of messages, or is empty");
+    return append;
+}
+
 /* Reads an object that has an id or is a server's. */
-static void take_answer(const json_t *object, RewardAnswer *answer) {
+static void take_answer(const json_t *object, bool environment, RewardAnswer *answer) {
     const json_t *reward = json_object_get(object, "reward"), *metrics = json_object_get(object, "metrics");
     const char *wide = json_wide_number(reward), *wrong;
     answer->note = take_line(object, "note");
     answer->failure = take_line(object, "error");
     if (answer->failure && !*answer->failure)
         free(answer->failure), answer->failure = memory_copy_string("it reports an error without a text");
+    const json_t *append = environment && !answer->failure ? find_append(object, answer) : NULL;
     if (answer->failure) return;
-    if (json_is_boolean(reward)) answer->value = json_is_true(reward);
+    answer->append = json_incref((json_t *)append);
+    if (append && !reward) answer->value = 0;
+    else if (json_is_boolean(reward)) answer->value = json_is_true(reward);
     else if (json_is_finite(reward)) answer->value = json_finite_value(reward);
     else if (wide) answer->failure = memory_format("its reward is %s: give a finite number", wide);
     else answer->failure = memory_format("its answer has no number \"reward\": write {\"id\": ..., \"reward\": 0.5}");
@@ -63,7 +76,7 @@ static void take_answer(const json_t *object, RewardAnswer *answer) {
         answer->failure = memory_format("its metric \"%.100s\" is not a finite number", wrong), one_line(answer->failure);
 }
 
-bool reward_answer_read(const char *text, size_t size, RewardAnswer *answer, Error *error) {
+bool reward_answer_read(const char *text, size_t size, bool environment, RewardAnswer *answer, Error *error) {
     enum { SHOWN = 80 };
     *answer = (RewardAnswer){.id = -1};
     Error reason;
@@ -78,7 +91,7 @@ bool reward_answer_read(const char *text, size_t size, RewardAnswer *answer, Err
     if (id && !json_is_integer(id))
         return error_set(error, ERROR_DATA, "answered with an \"id\" that is not an integer: copy that of the request");
     if (id) answer->id = json_integer_value(id);
-    take_answer(object, answer);
+    take_answer(object, environment, answer);
     return true;
 }
 
@@ -102,6 +115,11 @@ char *reward_request_write(const RewardSample *sample) {
     json_object_set_new(request, "completion", text_value(sample->completion, sample->completion_size));
     json_t *answer = json_object_get(sample->record, "answer");
     if (answer) json_object_set(request, "answer", answer);
+    if (sample->turns) {
+        json_object_set(request, "turns", (json_t *)sample->turns);
+        json_object_set_new(request, "turn", json_integer((json_int_t)json_array_size(sample->turns)));
+        json_object_set_new(request, "last", json_boolean(sample->last));
+    }
     if (sample->finish) json_object_set_new(request, "finish", json_string(sample->finish));
     if (sample->prompt_ids) json_object_set_new(request, "prompt_ids", ids_value(sample->prompt_ids, sample->prompt_count));
     if (sample->completion_ids) json_object_set_new(request, "completion_ids", ids_value(sample->completion_ids, sample->completion_count));

@@ -78,7 +78,7 @@ static bool ask_server(
     SCOPED_FREE char *text = reply.text;
     if (code != CURLE_OK) return error_set(error, ERROR_DATA, "gave no answer: %s", part->curl->easy_strerror(code));
     if (status / 100 != 2) return error_set(error, ERROR_DATA, "answered with status %ld: the answer to a sample has status 200", status);
-    if (!reward_answer_read(text ? text : "", reply.size, answer, error)) return false;
+    if (!reward_answer_read(text ? text : "", reply.size, reward_limits(part)->environment, answer, error)) return false;
     if (answer->id < 0 || answer->id == job->number) return true;
     error_set(error, ERROR_DATA, "answered id %lld to the request %lld", (long long)answer->id, (long long)job->number);
     reward_answer_free(answer);

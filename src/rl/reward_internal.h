@@ -16,13 +16,15 @@ typedef struct RewardAnswer {
     int64_t id; /* -1: none */
     double value;
     json_t *metrics; /* NULL: none */
+    json_t *append;  /* of an environment; NULL: none */
     char *note;      /* NULL: none */
     char *failure;   /* NULL: `value` is the reward */
 } RewardAnswer;
 void reward_answer_free(RewardAnswer *answer);
-/* Reads one line of a program or the body of a server's answer. ERROR_DATA if it is not an answer at
- * all; a reward that is missing or not finite is the failure of that sample. */
-bool reward_answer_read(const char *text, size_t size, RewardAnswer *answer, Error *error);
+/* Reads one line of a program or the body of a server's answer, which may append if it is that of an
+ * environment. ERROR_DATA if it is not an answer at all; a reward that is missing or not finite is the
+ * failure of that sample. */
+bool reward_answer_read(const char *text, size_t size, bool environment, RewardAnswer *answer, Error *error);
 
 /* A submitted sample. */
 typedef struct RewardEntry {

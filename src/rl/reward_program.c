@@ -71,9 +71,9 @@ static pid_t start_program(const RewardPart *part, int input, int output) {
                      *reward = memory_format("rl.reward=code%s%s", *part->argument ? ":" : "", part->argument);
     SCOPED_FREE char *seconds = memory_format("rl.code_seconds=%.17g", limits->code_seconds);
     SCOPED_FREE char *bytes = memory_format("rl.code_memory=%" PRId64, limits->code_bytes);
-    char *function = strchr(file, ':');
+    char *function = strchr(file, ':'), *standard = limits->environment ? "environment" : "reward";
     if (function) *function++ = '\0';
-    char *python[] = {"sh", "-c", "exec python3 -c \"$0\" \"$@\"", (char *)reward_shim, file, function ? function : "reward", NULL};
+    char *python[] = {"sh", "-c", "exec python3 -c \"$0\" \"$@\"", (char *)reward_shim, file, function ? function : standard, NULL};
     char *code[] = {"smelt", "reward", reward, "serve=true", seconds, bytes, NULL}, *shell[] = {"sh", "-c", part->argument, NULL};
     /* The shell waits for a command, unless it becomes it: then a signal or an end reaches this process as it is. */
     SCOPED_FREE char *simple = strpbrk(part->argument, shell_characters) ? NULL : memory_format("exec %s", part->argument);
@@ -195,7 +195,7 @@ static void take_line_of_child(RewardChild *child, const char *line, size_t size
     Error error;
     RewardAnswer answer;
     if (size == 0) return;
-    if (!reward_answer_read(line, size, &answer, &error)) {
+    if (!reward_answer_read(line, size, reward_limits(child->part)->environment, &answer, &error)) {
         child_fault(child, "%s", error.message);
         return;
     }

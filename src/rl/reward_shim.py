@@ -1,7 +1,7 @@
-"""Serves a Python function as a reward program of smelt: python3 reward_shim.py FILE.py [FUNCTION]. docs/rewards.md has the protocol."""
+"""Serves a Python function as a reward program or an environment of smelt: python3 reward_shim.py FILE.py FUNCTION. docs/rewards.md has the protocol."""
 import importlib.util, json, os, sys, traceback
 
-path, name = sys.argv[1], (sys.argv[2:] or ["reward"])[0]
+path, name = sys.argv[1], sys.argv[2]
 answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)  # what the function prints is not an answer
 sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
@@ -14,7 +14,11 @@ for line in sys.stdin.buffer:
     number, record = request.pop("id"), request.pop("record")
     try:
         result = function(**{"answer": None, **record, **request})
-        answer = {**result, "reward": float(result["reward"])} if isinstance(result, dict) else {"reward": float(result)}
+        if "turn" in request and isinstance(result, (str, list)):
+            result = {"append": result}
+        answer = dict(result) if isinstance(result, dict) else {"reward": result}
+        if "append" not in answer or "reward" in answer:
+            answer["reward"] = float(answer["reward"])
         text = json.dumps({**answer, "id": number})
     except Exception as error:
         traceback.print_exc()

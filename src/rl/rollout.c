@@ -15,8 +15,8 @@
 #include "base/scope.h"
 #include "data/byte_tokenizer.h"
 #include "engine/engine.h"
-#include "infer/generated_text.h"
 #include "rl/advantage_internal.h"
+#include "rl/environment_internal.h"
 #include "rl/rollout_reference_internal.h"
 #include "rl/reward.h"
 #include "rl/rollout_internal.h"
@@ -28,7 +28,8 @@ struct RolloutMaker {
     LoraConfig lora;
     EngineOwner owner;
     Engine *engine;
-    RewardSet *rewards; /* NULL: none */
+    RewardSet *rewards;       /* NULL: none */
+    Environment *environment; /* NULL: none */
     RolloutReference *reference;
     TokenIds ends;
     int64_t limit; /* tokens from this one on are not drawn */
@@ -83,8 +84,8 @@ static bool open_engine(RolloutMaker *maker, Error *error) {
 RolloutMaker *rollout_maker_open(const RolloutOptions *options, Error *error) {
     RolloutMaker *maker = memory_allocate(sizeof *maker);
     *maker = (RolloutMaker){.options = *options};
-    bool opened = open_rewards(maker, error) && open_ends(maker, error) && open_engine(maker, error) &&
-                  rollout_reference_open(options, &maker->reference, error);
+    bool opened = open_rewards(maker, error) && environment_open(&maker->options, &maker->environment, error) && open_ends(maker, error) &&
+                  open_engine(maker, error) && rollout_reference_open(options, &maker->reference, error);
     if (opened) return maker;
     rollout_maker_close(maker);
     return NULL;
@@ -94,6 +95,7 @@ void rollout_maker_close(RolloutMaker *maker) {
     if (!maker) return;
     engine_free(maker->engine);
     rewards_free(maker->rewards);
+    environment_close(maker->environment);
     rollout_reference_close(maker->reference);
     token_ids_free(&maker->ends);
     free(maker);
@@ -101,8 +103,14 @@ void rollout_maker_close(RolloutMaker *maker) {
 
 const RolloutOptions *rollout_maker_options(const RolloutMaker *maker) { return &maker->options; }
 
+static int reward_parts(const RolloutMaker *maker) { return maker->rewards ? rewards_count(maker->rewards) : 0; }
+
+/* The values of a sample: those of the rewards, then what the environment gave. */
+static int value_count(const RolloutMaker *maker) { return reward_parts(maker) + (maker->environment != NULL); }
+
 const char *rollout_reward_name(const RolloutMaker *maker, int index) {
-    return maker->rewards && index < rewards_count(maker->rewards) ? rewards_name(maker->rewards, index) : NULL;
+    if (index < reward_parts(maker)) return rewards_name(maker->rewards, index);
+    return index < value_count(maker) ? rewards_name(environment_program(maker->environment), 0) : NULL;
 }
 
 void rollout_free(Rollout *rollout) {
@@ -117,10 +125,11 @@ void rollout_free(Rollout *rollout) {
 typedef struct Generating {
     RolloutMaker *maker;
     const PromptSet *prompts;
-    RolloutSample *samples; /* [prompts of this call * each], on this rank the ones of its prompts */
-    int64_t each;           /* samples of a prompt */
-    double waited;          /* seconds for rewards */
-    int64_t submitted;
+    RolloutSample *samples;     /* [prompts of this call * each], on this rank the ones of its prompts */
+    struct PromptGroup *groups; /* [prompts of this call] */
+    int64_t each;               /* samples of a prompt */
+    double waited;              /* seconds for rewards and the environment */
+    int64_t submitted, asked;   /* samples without a result of the rewards; of the environment */
 } Generating;
 
 /* The samples of one prompt. */
@@ -129,51 +138,156 @@ typedef struct PromptGroup {
     RolloutSample *samples;
 } PromptGroup;
 
+static bool is_end(const RolloutMaker *maker, int32_t token) {
+    for (size_t i = 0; i < maker->ends.count; i++)
+        if (maker->ends.items[i] == token) return true;
+    return false;
+}
+
 static bool take_drawn(void *context, int index, const EngineToken *token) {
     const PromptGroup *group = context;
     RolloutSample *sample = &group->samples[index];
     size_t count = sample->ids.count;
     array_append(sample->old, count, token->log_probability);
     token_ids_append(&sample->ids, token->token);
-    const TokenIds *ends = &group->generating->maker->ends;
-    for (size_t i = 0; i < ends->count; i++)
-        if (ends->items[i] == token->token) return false;
-    return true;
+    return !is_end(group->generating->maker, token->token);
 }
 
-/* Hands a finished sample to the rewards, whose text lacks the end token. */
-static void judge_sample(const Generating *generating, RolloutSample *sample) {
+GeneratedText rollout_text(const RolloutMaker *maker, const TokenIds *ids, size_t first, size_t end, bool ends) {
+    GeneratedText text = generated_text(maker->options.corpus->tokenizer);
+    for (size_t i = first; i < end; i++)
+        if (ends || !is_end(maker, ids->items[i])) generated_text_add(&text, &(StopTexts){0}, ids->items[i]);
+    generated_text_finish(&text);
+    return text;
+}
+
+/* Hands the last turn of a sample to a program; the environment is told of all turns. */
+static void submit_turn(const Generating *generating, RewardSet *program, const RolloutSample *sample, const json_t *turns) {
     const RolloutMaker *maker = generating->maker;
     const Prompt *prompt = &generating->prompts->items[sample->prompt];
-    GeneratedText text = generated_text(maker->options.corpus->tokenizer), asked = generated_text(maker->options.corpus->tokenizer);
-    const StopTexts none = {0};
-    size_t count = sample->ids.count - !sample->cut;
-    for (size_t i = 0; i < count; i++) generated_text_add(&text, &none, sample->ids.items[i]);
-    for (size_t i = 0; i < prompt->tokens.count; i++) generated_text_add(&asked, &none, prompt->tokens.items[i]);
-    generated_text_finish(&text);
-    generated_text_finish(&asked);
+    SampleTurn turn = sample_last_turn(sample);
+    GeneratedText text = rollout_text(maker, &sample->ids, turn.first, turn.end, false),
+                  asked = rollout_text(maker, &prompt->tokens, 0, prompt->tokens.count, true);
+    bool ended = turn.end > turn.first && is_end(maker, sample->ids.items[turn.end - 1]);
     const RewardSample judged = {.prompt = asked.bytes,
         .completion = text.bytes,
         .prompt_size = asked.size,
         .completion_size = text.size,
         .prompt_ids = prompt->tokens.items,
-        .completion_ids = sample->ids.items,
+        .completion_ids = sample->ids.items + turn.first,
         .prompt_count = prompt->tokens.count,
-        .completion_count = count,
+        .completion_count = turn.end - turn.first - ended,
         .finish = sample->cut ? "length" : "stop",
-        .record = prompt->record};
-    rewards_submit(maker->rewards, sample - generating->samples, &judged);
+        .record = prompt->record,
+        .turns = turns,
+        .last = sample->last};
+    rewards_submit(program, sample - generating->samples, &judged);
     generated_text_free(&text);
     generated_text_free(&asked);
+}
+
+static void judge_sample(Generating *generating, const RolloutSample *sample) {
+    if (!generating->maker->rewards) return;
+    submit_turn(generating, generating->maker->rewards, sample, NULL);
+    generating->submitted++;
+}
+
+static void ask_environment(Generating *generating, const RolloutSample *sample) {
+    json_auto_t *turns = rollout_turns(generating->maker, sample);
+    submit_turn(generating, environment_program(generating->maker->environment), sample, turns);
+    generating->asked++;
+}
+
+/* Returns whether a sample that has `more` tokens after its present ones could draw another one. */
+static bool has_room(const Generating *generating, const RolloutSample *sample, size_t more) {
+    return (int64_t)(sample->ids.count + more) < generating->maker->options.config->rl.tokens;
+}
+
+/* At the end token of a turn. The sample waits, unless this is its last turn. */
+static bool end_turn(void *context, int index) {
+    const PromptGroup *group = context;
+    RolloutSample *sample = &group->samples[index];
+    sample->turns++;
+    sample->last = sample->turns >= group->generating->maker->options.config->rl.turns || !has_room(group->generating, sample, 1);
+    ask_environment(group->generating, sample);
+    return !sample->last;
 }
 
 static void end_drawn(void *context, int index, EngineEnd end) {
     const PromptGroup *group = context;
     RolloutSample *sample = &group->samples[index];
-    sample->cut = end == ENGINE_LENGTH;
-    if (!group->generating->maker->rewards) return;
-    judge_sample(group->generating, sample);
-    group->generating->submitted++;
+    sample->cut = sample->cut || end == ENGINE_LENGTH;
+    if (!group->generating->maker->environment) {
+        judge_sample(group->generating, sample);
+    } else if (end == ENGINE_LENGTH) {
+        sample->turns++;
+        sample->last = true;
+        ask_environment(group->generating, sample);
+    }
+}
+
+/* -- Environment --------------------------------------------------------------------------------------------------- */
+
+/* Appends to a sample, which goes on. If there is no room for it, the environment is asked again, for a
+ * reward. */
+static bool append_to_sample(Generating *generating, RolloutSample *sample, const json_t *append, Error *error) {
+    RolloutMaker *maker = generating->maker;
+    int64_t id = sample - generating->samples;
+    PromptGroup *group = &generating->groups[id / generating->each];
+    SCOPED(token_ids_free) TokenIds ids = {0};
+    Error reason = {0};
+    bool encoded = sample->last ? error_set(&reason, ERROR_DATA, "environment: it appended to a \"last\" turn: answer with a \"reward\"")
+                                : environment_encode(maker->environment, generating->prompts->items[sample->prompt].record, append,
+                                      sample->ids.items[sample->ids.count - 1], &ids, &reason);
+    if (encoded && has_room(generating, sample, ids.count)) {
+        for (size_t i = 0; i < ids.count; i++) {
+            size_t count = sample->ids.count;
+            array_append(sample->old, count, NAN);
+            token_ids_append(&sample->ids, ids.items[i]);
+        }
+        engine_extend(maker->engine, group, (int)(id % generating->each), ids.items, (int64_t)ids.count);
+        return true;
+    }
+    engine_extend(maker->engine, group, (int)(id % generating->each), NULL, 0);
+    sample->last = sample->cut = true;
+    if (encoded) ask_environment(generating, sample);
+    else sample->reward = NAN;
+    return encoded || rewards_exclude(environment_program(maker->environment), id, reason.message, error);
+}
+
+/* Takes an answer of the environment. */
+static bool take_answer(Generating *generating, Error *error) {
+    RolloutMaker *maker = generating->maker;
+    RewardResult result = {0};
+    generating->asked--;
+    if (!rewards_take(environment_program(maker->environment), &result, error)) return false;
+    RolloutSample *sample = &generating->samples[result.id];
+    double *given = &sample->values[reward_parts(maker)];
+    bool good = true;
+    if (result.append) {
+        bool last = sample->last;
+        good = append_to_sample(generating, sample, result.append, error);
+        if (sample->last == last) *given += result.total;
+    } else {
+        engine_extend(maker->engine, &generating->groups[result.id / generating->each], (int)(result.id % generating->each), NULL, 0);
+        *given += result.total;
+        sample->reward = result.failure ? NAN : *given;
+        if (!result.failure) judge_sample(generating, sample);
+    }
+    reward_result_free(&result);
+    return good;
+}
+
+/* Takes the answers that are there; waits for one if nothing else is to be done. */
+static bool take_answers(Generating *generating, Error *error) {
+    const RolloutMaker *maker = generating->maker;
+    if (!generating->asked) return true;
+    bool idle = engine_waits(maker->engine) || !engine_busy(maker->engine), taken = true;
+    double start = log_seconds();
+    if (idle) rewards_wait(environment_program(maker->environment), 1);
+    if (idle) generating->waited += log_seconds() - start;
+    while (taken && generating->asked && rewards_wait(environment_program(maker->environment), 0)) taken = take_answer(generating, error);
+    return taken;
 }
 
 /* Waits for the rewards of the submitted samples. */
@@ -186,10 +300,8 @@ static bool take_rewards(Generating *generating, Error *error) {
         taken = rewards_take(maker->rewards, &result, error);
         if (!taken) break;
         RolloutSample *sample = &generating->samples[result.id];
-        sample->reward = result.failure ? NAN : result.total;
-        size_t values = (size_t)rewards_count(maker->rewards);
-        sample->values = memory_allocate(values * sizeof *sample->values);
-        memcpy(sample->values, result.values, values * sizeof *sample->values);
+        sample->reward = result.failure ? NAN : sample->reward + result.total;
+        memcpy(sample->values, result.values, (size_t)rewards_count(maker->rewards) * sizeof *sample->values);
         reward_result_free(&result);
     }
     generating->waited += log_seconds() - start;
@@ -212,12 +324,15 @@ static bool generate_own(
     int64_t rank = comm_rank(session->comm), size = comm_size(session->comm), each = generating->each;
     SCOPED_FREE PromptGroup *groups = memory_allocate((size_t)list->count * sizeof *groups);
     bool good = true;
-    generating->submitted = 0;
+    generating->submitted = generating->asked = 0;
+    generating->groups = groups;
     for (int64_t i = 0; i < list->count; i++) {
         groups[i] = (PromptGroup){generating, generating->samples + i * each};
         for (int64_t s = 0; s < each; s++) groups[i].samples[s].prompt = list->items[i];
     }
     for (int64_t i = rank; i < list->count && good; i += size) {
+        for (int64_t s = 0; s < each; s++)
+            groups[i].samples[s].values = memory_allocate((size_t)int_max(value_count(maker), 1) * sizeof(double));
         const TokenIds *prompt = &generating->prompts->items[list->items[i]].tokens;
         const EngineRequest request = {.prompt = prompt->items,
             .prompt_count = (int64_t)prompt->count,
@@ -227,16 +342,17 @@ static bool generate_own(
             .number = (list->number + (uint64_t)i) * (uint64_t)each,
             .token = take_drawn,
             .end = end_drawn,
+            .wait = maker->environment ? end_turn : NULL,
             .context = &groups[i]};
         good = engine_submit(maker->engine, &request, error);
     }
-    while (good && engine_busy(maker->engine) && !maker->options.stop->signal) {
-        good = engine_step(maker->engine, error);
+    while (good && (engine_busy(maker->engine) || generating->asked) && !maker->options.stop->signal) {
+        good = take_answers(generating, error) && engine_step(maker->engine, error);
         watchdog_alive(watchdog, session->step);
     }
     for (int64_t i = rank; i < list->count; i += size) engine_cancel(maker->engine, &groups[i]);
     *stopped = good && maker->options.stop->signal;
-    return take_rewards(generating, error) && good;
+    return (!good || take_rewards(generating, error)) && good;
 }
 
 /* -- Sharing ------------------------------------------------------------------------------------------------------- */
@@ -249,21 +365,23 @@ typedef struct SampleMessage {
 
 static void put_number(SampleMessage *message, double number) { array_append(message->items, message->count, number); }
 
-static void put_sample(SampleMessage *message, const RolloutSample *sample, int rewards) {
+static void put_sample(SampleMessage *message, const RolloutSample *sample, int values) {
     put_number(message, (double)sample->ids.count);
+    put_number(message, (double)sample->turns);
     put_number(message, sample->cut);
     put_number(message, sample->reward);
-    for (int i = 0; i < rewards; i++) put_number(message, sample->values[i]);
+    for (int i = 0; i < values; i++) put_number(message, sample->values[i]);
     for (size_t i = 0; i < sample->ids.count; i++) put_number(message, sample->ids.items[i]);
     for (size_t i = 0; i < sample->ids.count; i++) put_number(message, sample->old[i]);
 }
 
-static const double *take_sample(const double *at, RolloutSample *sample, int rewards) {
+static const double *take_sample(const double *at, RolloutSample *sample, int values) {
     size_t count = (size_t)*at++;
+    sample->turns = (int64_t)*at++;
     sample->cut = *at++ > 0;
     sample->reward = *at++;
-    sample->values = memory_allocate((size_t)int_max(rewards, 1) * sizeof *sample->values);
-    for (int i = 0; i < rewards; i++) sample->values[i] = *at++;
+    sample->values = memory_allocate((size_t)int_max(values, 1) * sizeof *sample->values);
+    for (int i = 0; i < values; i++) sample->values[i] = *at++;
     for (size_t i = 0; i < count; i++) token_ids_append(&sample->ids, (int32_t)*at++);
     sample->old = memory_allocate(count * sizeof *sample->old);
     memcpy(sample->old, at, count * sizeof *sample->old);
@@ -290,12 +408,12 @@ static bool agree_on_shares(const ShareNotice *notices, int size, int rank, bool
 static bool share_samples(Generating *generating, int64_t prompts, bool good, bool *stopped, Error *error) {
     RolloutMaker *maker = generating->maker;
     Comm *comm = maker->options.session->comm;
-    int rank = comm_rank(comm), size = comm_size(comm), rewards = maker->rewards ? rewards_count(maker->rewards) : 0;
+    int rank = comm_rank(comm), size = comm_size(comm), values = value_count(maker);
     int64_t each = generating->each;
     SCOPED_FREE ShareNotice *notices = memory_allocate((size_t)size * sizeof *notices);
     SampleMessage mine = {0};
     for (int64_t i = rank; i < prompts && good && !*stopped; i += size)
-        for (int64_t s = 0; s < each; s++) put_sample(&mine, &generating->samples[i * each + s], rewards);
+        for (int64_t s = 0; s < each; s++) put_sample(&mine, &generating->samples[i * each + s], values);
     notices[rank] = (ShareNotice){(int64_t)mine.count, good ? 0 : error->code, *stopped};
     SCOPED_FREE double *owned = mine.items;
     Error ignored = {0};
@@ -308,7 +426,7 @@ static bool share_samples(Generating *generating, int64_t prompts, bool good, bo
         if (!comm_host_broadcast(comm, "samples", numbers, notices[r].numbers, COMM_F64, r, error)) return false;
         const double *at = numbers;
         for (int64_t i = r; i < prompts && r != rank; i += size)
-            for (int64_t s = 0; s < each; s++) at = take_sample(at, &generating->samples[i * each + s], rewards);
+            for (int64_t s = 0; s < each; s++) at = take_sample(at, &generating->samples[i * each + s], values);
     }
     return true;
 }
@@ -334,9 +452,10 @@ static void add_facts(RolloutFacts *facts, const RolloutSample *samples, int64_t
         for (int64_t s = 0; s < each; s++) {
             const RolloutSample *sample = &samples[g * each + s];
             rewards[s] = sample->reward;
-            facts->tokens += (int64_t)sample->ids.count;
+            facts->tokens += sample_drawn_tokens(sample);
+            facts->turns += sample->turns ? (double)sample->turns : NAN;
             facts->cut += sample->cut;
-            for (size_t t = 0; t < sample->ids.count; t++) facts->surprise -= sample->old[t];
+            for (size_t t = 0; t < sample->ids.count; t++) facts->surprise -= sample_drew(sample, t) ? sample->old[t] : 0;
             facts->failed += isnan(sample->reward);
             if (isnan(sample->reward)) continue;
             facts->reward += sample->reward;
@@ -357,6 +476,7 @@ static void finish_facts(RolloutFacts *facts) {
     facts->length = (double)facts->tokens / samples;
     facts->surprise /= (double)int_max(facts->tokens, 1);
     facts->cut /= samples;
+    facts->turns /= samples;
     facts->failed /= samples;
 }
 
@@ -414,7 +534,7 @@ static void set_advantages(const RolloutMaker *maker, Rollout *rollout) {
         const RolloutSample *sample = &rollout->samples[i];
         rewards[i] = sample->reward - policy_overlong_penalty((int64_t)sample->ids.count, rl->tokens, rl->overlong);
         for (size_t t = 0; sample->reference && rl->kl == RL_KL_REWARD && t < sample->ids.count; t++)
-            rewards[i] -= policy->kl * (sample->old[t] - sample->reference[t]);
+            if (sample_drew(sample, t)) rewards[i] -= policy->kl * (sample->old[t] - sample->reference[t]);
     }
     policy_advantages(policy_rule(policy)->advantage, rewards, rollout->groups, rl->samples, advantages);
     for (int64_t i = 0; i < rollout->count; i++) rollout->samples[i].advantage = advantages[i];

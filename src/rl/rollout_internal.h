@@ -1,6 +1,11 @@
 /* What the files of rollouts share. */
 #pragma once
 
+#include "infer/generated_text.h"
 #include "rl/rollout.h"
 
 const RolloutOptions *rollout_maker_options(const RolloutMaker *maker);
+/* Returns the text of the tokens [first, end), with those that end an answer if `ends`; the caller frees it. */
+GeneratedText rollout_text(const RolloutMaker *maker, const TokenIds *ids, size_t first, size_t end, bool ends);
+/* Returns the turns of a sample: [{"completion": text, "append": text}, ..., {"completion": text}]. */
+json_t *rollout_turns(const RolloutMaker *maker, const RolloutSample *sample);

@@ -7,36 +7,47 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "infer/generated_text.h"
 #include "rl/rollout.h"
 #include "rl/rollout_internal.h"
 
 static json_t *real_or_null(double value) { return isfinite(value) ? json_real(value) : json_null(); }
 
-static json_t *sample_text(const Tokenizer *tokenizer, const RolloutSample *sample) {
-    GeneratedText text = generated_text(tokenizer);
-    for (size_t i = 0; i + !sample->cut < sample->ids.count; i++) generated_text_add(&text, &(StopTexts){0}, sample->ids.items[i]);
-    generated_text_finish(&text);
+static json_t *sample_text(const RolloutMaker *maker, const RolloutSample *sample, size_t first, size_t end) {
+    GeneratedText text = rollout_text(maker, &sample->ids, first, end, false);
     json_t *string = json_stringn(text.bytes ? text.bytes : "", text.size);
     generated_text_free(&text);
     return string ? string : json_null();
 }
 
+json_t *rollout_turns(const RolloutMaker *maker, const RolloutSample *sample) {
+    json_t *turns = json_array();
+    size_t first = 0;
+    do {
+        SampleTurn turn = sample_turn(sample, first);
+        json_t *told = json_object();
+        json_object_set_new(told, "completion", sample_text(maker, sample, turn.first, turn.end));
+        if (turn.next > turn.end) json_object_set_new(told, "append", sample_text(maker, sample, turn.end, turn.next));
+        json_array_append_new(turns, told);
+        first = turn.next;
+    } while (first < sample->ids.count);
+    return turns;
+}
+
 static json_t *sample_line(const RolloutMaker *maker, const RolloutSample *sample, int64_t number, int64_t step) {
-    const RolloutOptions *options = rollout_maker_options(maker);
     json_t *ids = json_array(), *old = json_array(), *reference = json_array(), *rewards = json_object();
     const char *name;
     for (int i = 0; (name = rollout_reward_name(maker, i)); i++) json_object_set_new(rewards, name, real_or_null(sample->values[i]));
     for (size_t i = 0; i < sample->ids.count; i++) {
         json_array_append_new(ids, json_integer(sample->ids.items[i]));
-        json_array_append_new(old, json_real(sample->old[i]));
-        if (sample->reference) json_array_append_new(reference, json_real(sample->reference[i]));
+        json_array_append_new(old, real_or_null(sample->old[i]));
+        if (sample->reference) json_array_append_new(reference, sample_drew(sample, i) ? json_real(sample->reference[i]) : json_null());
     }
     json_t *line = json_object();
     json_object_set_new(line, "step", json_integer(step));
     json_object_set_new(line, "prompt", json_integer(sample->prompt + 1));
     json_object_set_new(line, "sample", json_integer(number));
-    json_object_set_new(line, "completion", sample_text(options->corpus->tokenizer, sample));
+    json_object_set_new(line, "completion", sample_text(maker, sample, 0, sample->ids.count));
+    if (sample->turns) json_object_set_new(line, "turns", rollout_turns(maker, sample));
     json_object_set_new(line, "finish", json_string(sample->cut ? "length" : "stop"));
     json_object_set_new(line, "reward", real_or_null(sample->reward));
     json_object_set_new(line, "rewards", rewards);

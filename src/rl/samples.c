@@ -1,5 +1,5 @@
 /* Packs samples into microbatches. A document has the tokens of the prompt and of the sample. The row
- * of a token has the next one as its target, if it was drawn. Called for updates and for the
+ * of a token has the next one as its target, if the model drew that. Called for updates and for the
  * reference. */
 #include "rl/samples.h"
 
@@ -20,6 +20,26 @@ void rollout_sample_free(RolloutSample *sample) {
     free(sample->reference);
     free(sample->values);
     *sample = (RolloutSample){0};
+}
+
+int64_t sample_drawn_tokens(const RolloutSample *sample) {
+    int64_t drawn = 0;
+    for (size_t t = 0; t < sample->ids.count; t++) drawn += sample_drew(sample, t);
+    return drawn;
+}
+
+SampleTurn sample_turn(const RolloutSample *sample, size_t first) {
+    SampleTurn turn = {first, first, first};
+    while (turn.end < sample->ids.count && sample_drew(sample, turn.end)) turn.end++;
+    turn.next = turn.end;
+    while (turn.next < sample->ids.count && !sample_drew(sample, turn.next)) turn.next++;
+    return turn;
+}
+
+SampleTurn sample_last_turn(const RolloutSample *sample) {
+    SampleTurn turn = sample_turn(sample, 0);
+    while (turn.next < sample->ids.count) turn = sample_turn(sample, turn.next);
+    return turn;
 }
 
 static int64_t document_tokens(const PromptSet *prompts, const RolloutSample *sample) {
@@ -53,7 +73,7 @@ typedef struct TermCounts { double samples, tokens; } TermCounts;
 static double term_share(const SampleTerms *terms, const TermCounts *counts, const RolloutSample *sample) {
     double divisor = terms->mean == MEAN_OF_TOKENS  ? counts->tokens
                      : terms->mean == MEAN_OF_LIMIT ? counts->samples * (double)terms->limit
-                                                    : counts->samples * (double)sample->ids.count;
+                                                    : counts->samples * (double)sample_drawn_tokens(sample);
     return 1 / fmax(divisor, 1);
 }
 
@@ -66,7 +86,8 @@ static void fill_document(SampleBatch *batch, const TokenIds *prompt, const Roll
         batch->tokens[row] = i < before ? prompt->items[i] : sample->ids.items[i - before];
         batch->positions[row] = (int32_t)i;
     }
-    for (int64_t i = before - 1; i + 1 < all; i++) batch->targets[first + i] = sample->ids.items[i + 1 - before];
+    for (size_t t = 0; t < sample->ids.count; t++)
+        if (sample_drew(sample, t)) batch->targets[first + before - 1 + (int64_t)t] = sample->ids.items[t];
 }
 
 /* Fills the sequences without documents with the rows of the first sequences. */
@@ -81,6 +102,7 @@ static void fill_sequences(SampleBatch *batch, int64_t sequences) {
 static void fill_terms(SampleBatch *batch, const RolloutSample *sample, int64_t place, const SampleTerms *terms, double share) {
     for (int64_t t = 0; t < (int64_t)sample->ids.count; t++) {
         double *of = batch->terms + (place + t) * POLICY_TERMS;
+        if (!sample_drew(sample, (size_t)t)) continue;
         of[POLICY_OLD] = sample->old[t];
         of[POLICY_REFERENCE] = sample->reference ? sample->reference[t] : 0;
         of[POLICY_ADVANTAGE] = terms->of_teacher ? of[POLICY_REFERENCE] - sample->old[t] : sample->advantage;
@@ -118,7 +140,7 @@ void sample_batch_make(SampleBatch *batch, const Program *program, const PromptS
     used = memory_allocate((size_t)batch->microbatches * sizeof *used);
     memset(used, 0, (size_t)batch->microbatches * sizeof *used);
     for (int64_t i = 0; i < count && terms; i++)
-        if (is_trained(&samples[i], terms)) counts.tokens += (double)samples[i].ids.count;
+        if (is_trained(&samples[i], terms)) counts.tokens += (double)sample_drawn_tokens(&samples[i]);
     for (int64_t i = 0; i < count; i++) {
         const TokenIds *prompt = &prompts->items[samples[i].prompt].tokens;
         int64_t tokens = (int64_t)samples[i].ids.count, m = first[i] / batch->rows, row = first[i] % batch->rows;
@@ -128,7 +150,7 @@ void sample_batch_make(SampleBatch *batch, const Program *program, const PromptS
         fill_document(batch, prompt, &samples[i], first[i]);
         if (terms && is_trained(&samples[i], terms)) {
             fill_terms(batch, &samples[i], batch->places[i], terms, term_share(terms, &counts, &samples[i]));
-            batch->trained += tokens;
+            batch->trained += sample_drawn_tokens(&samples[i]);
         } else if (terms) {
             memset(batch->targets + batch->places[i], -1, (size_t)tokens * sizeof *batch->targets);
         }

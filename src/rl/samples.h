@@ -1,22 +1,33 @@
 /* Samples of a rollout, and the microbatches that train or score them. */
 #pragma once
 
+#include <math.h>
+
 #include "chat/prompts.h"
 #include "config/policy_rule.h"
 #include "program/program.h"
 
-/* A sample that the model has drawn. Its pointers are owned. */
+/* A sample that the model has drawn, and perhaps an environment has appended to. Its pointers are owned. */
 typedef struct RolloutSample {
     int64_t prompt;    /* index in the set of prompts */
-    TokenIds ids;      /* with the end token, if that ended it */
-    double *old;       /* [ids.count]: log-probabilities when the tokens were drawn */
-    double *reference; /* [ids.count]: in the reference; NULL: there is none */
+    TokenIds ids;      /* with the end token of each turn, if there is one */
+    double *old;       /* [ids.count]: log-probabilities when the tokens were drawn; NaN: appended, never trained */
+    double *reference; /* [ids.count]: in the reference, 0 if appended; NULL: there is none */
     double *values;    /* of each reward, before weights */
     double reward;     /* NaN: unknown, and the sample is not trained */
     double advantage;
-    bool cut; /* at the most tokens, not by an end token */
+    int64_t turns; /* that the environment was told of */
+    bool last;     /* no more can be appended */
+    bool cut;      /* at the most tokens, not by an end token */
 } RolloutSample;
 void rollout_sample_free(RolloutSample *sample);
+static inline bool sample_drew(const RolloutSample *sample, size_t t) { return !isnan(sample->old[t]); }
+int64_t sample_drawn_tokens(const RolloutSample *sample);
+
+/* A turn: the tokens [first, end) that the model drew, and [end, next) that the environment appended. */
+typedef struct SampleTurn { size_t first, end, next; } SampleTurn;
+SampleTurn sample_turn(const RolloutSample *sample, size_t first);
+SampleTurn sample_last_turn(const RolloutSample *sample);
 
 /* How the tokens of a sample become terms of a loss (ops/policy/policy.h). */
 typedef struct SampleTerms {

@@ -235,13 +235,13 @@ typedef struct PolicyColumn {
     double value;
     bool first; /* only in the first step of a rollout */
 } PolicyColumn;
-enum { POLICY_COLUMNS = 16 };
+enum { POLICY_COLUMNS = 17 };
 
 static int policy_columns(const PolicyMetrics *m, PolicyColumn columns[POLICY_COLUMNS]) {
     const PolicyColumn all[] = {{"reward", "reward", m->reward, false}, {"reward_deviation", "reward_std", m->deviation, false},
         {"equal_groups", "frac_reward_zero_std", m->equal_groups, false}, {"sample_length", "completions/mean_length", m->length, false},
         {"cut_share", "completions/clipped_ratio", m->cut, false}, {"failed_share", "completions/failed_ratio", m->failed, false},
-        {"entropy", "entropy", m->entropy, false}, {"kl", "kl", m->kl, false},
+        {"turns", "completions/mean_turns", m->turns, false}, {"entropy", "entropy", m->entropy, false}, {"kl", "kl", m->kl, false},
         {"clipped_share", "clip_ratio/region_mean", m->clipped, false},
         {m->first ? "mismatch_kl" : "policy_kl", m->first ? "mismatch_kl" : "policy_kl", m->mismatch, false},
         {m->first ? "mismatch_share" : "policy_share", m->first ? "mismatch_share" : "policy_share", m->different, false},

@@ -13,6 +13,7 @@
 typedef struct PolicyMetrics {
     int64_t samples; /* of the rollout; 0: another kind of step */
     double reward, deviation, equal_groups, length, cut, failed;
+    double turns;                        /* of a sample; NaN: no environment */
     double entropy;                      /* nats per drawn token, estimated by them */
     double kl;                           /* to the reference, per token (k3); NaN: none */
     double clipped;                      /* share of the tokens whose gradient the bounds removed */

@@ -104,6 +104,7 @@ void loop_describe_policy(const Loop *loop, const double sums[POLICY_SUMS], Poli
         .length = facts->length,
         .cut = facts->cut,
         .failed = facts->failed,
+        .turns = facts->turns,
         .entropy = facts->surprise,
         .kl = loop->config->model.policy.kl > 0 && loop->config->rl.kl == RL_KL_LOSS ? sums[POLICY_KL] / tokens : NAN,
         .clipped = sums[POLICY_CLIPPED] / tokens,

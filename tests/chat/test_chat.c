@@ -276,6 +276,45 @@ static void the_token_that_ends_an_answer_is_the_templates(void **state) {
     close_chat(&fixture);
 }
 
+/* The whole conversation, whose tokens are compared with transformers' above, has the same tokens after its answer. */
+static void messages_continue_a_conversation(void **state) {
+    (void)state;
+    static const char *const user = "[{\"role\": \"user\", \"content\": \"c d\"}]",
+                             *const tools = "[{\"role\": \"tool\", \"content\": \"7\"}, {\"role\": \"tool\", \"content\": \"x y\"}]";
+    static const struct {
+        const char *template, *end, *messages;
+    } continued[] = {{"system", "<|im_end|>", user}, {"system", "<|im_end|>", tools}, {"brackets", "</s>", user},
+        {"headers", "<|im_end|>", user}, {"headers", "<|im_end|>", tools}, {"thinking", "<|im_end|>", user},
+        {"thinking", "<|im_end|>", tools}, {"marked", "<|im_end|>", user}, {"turns", "<|im_end|>", user}};
+    for (size_t i = 0; i < sizeof continued / sizeof *continued; i++) {
+        SCOPED_FREE char *file = memory_format("templates/%s.jinja", continued[i].template), *path = golden(file);
+        Fixture fixture;
+        Error error = {0};
+        open_chat(&fixture, path, CHAT_TURNS_LAST, false);
+        json_auto_t *messages = json_loads(continued[i].messages, 0, NULL),
+                    *asked = json_loads("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", 0, NULL),
+                    *whole = json_deep_copy(asked), *answer = json_pack("{ss ss}", "role", "assistant", "content", "b");
+        json_array_append(json_object_get(whole, "messages"), answer);
+        json_array_extend(json_object_get(whole, "messages"), messages);
+        if (!chat_prompt(fixture.encoder, whole, &fixture.document, &error)) fail_msg("%s: %s", file, error.message);
+        const TokenIds *all = &fixture.document.ids;
+        int32_t end = tokenizer_id(fixture.tokenizer, continued[i].end);
+        for (int ended = 0; ended < 2; ended++) {
+            SCOPED(token_ids_free) TokenIds ids = {0};
+            if (!chat_continue(fixture.encoder, asked, messages, ended ? end : -1, &ids, &error)) fail_msg("%s: %s", file, error.message);
+            assert_in_range(ids.count, 2, all->count - 2);
+            const int32_t *tail = all->items + (all->count - ids.count);
+            assert_memory_equal(ids.items, tail, ids.count * sizeof *ids.items);
+            assert_int_equal(tail[ended ? -1 : 0], end);
+        }
+        SCOPED(token_ids_free) TokenIds ids = {0};
+        json_array_append_new(messages, json_pack("{ss ss}", "role", "user", "content", continued[i].end));
+        assert_false(chat_continue(fixture.encoder, asked, messages, end, &ids, &error));
+        assert_int_equal(error.code, ERROR_DATA);
+        close_chat(&fixture);
+    }
+}
+
 /* -- Records as programs store them ------------------------------------------------------------------------------------- */
 
 /* Opens a template that is given as text. */
@@ -512,6 +551,7 @@ int main(void) {
         cmocka_unit_test(texts_need_no_template_and_end),
         cmocka_unit_test(what_is_no_conversation_is_refused),
         cmocka_unit_test(the_token_that_ends_an_answer_is_the_templates),
+        cmocka_unit_test(messages_continue_a_conversation),
         cmocka_unit_test(members_that_are_null_are_not_there),
         cmocka_unit_test(arguments_that_are_json_text_are_decoded),
         cmocka_unit_test(templates_that_take_text_get_text),

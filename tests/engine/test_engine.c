@@ -18,7 +18,7 @@
 #include "support/generator_run.h"
 #include "support/mentions.h"
 
-enum { CONTEXT = 96, MOST_TOKENS = 12, MOST_SAMPLES = 5, TOP = 4 };
+enum { CONTEXT = 96, MOST_TOKENS = 12, MOST_SAMPLES = 5, TOP = 4, MOST_APPENDED = 50 };
 
 /* A prompt, and what its samples get. */
 typedef struct Asked {
@@ -31,10 +31,11 @@ typedef struct Asked {
     EnginePenalties penalties;
     int64_t top;
     struct {
-        int32_t tokens[MOST_TOKENS];
-        double log_probabilities[MOST_TOKENS];
+        int32_t tokens[MOST_TOKENS + MOST_APPENDED];
+        double log_probabilities[MOST_TOKENS + MOST_APPENDED]; /* NaN: appended */
         EngineScore top[MOST_TOKENS][TOP];
         int count, ends, most; /* most: tokens after which the test ends the sample; 0: never */
+        bool waits;
         EngineEnd end;
     } got[MOST_SAMPLES];
 } Asked;
@@ -42,8 +43,8 @@ typedef struct Asked {
 static bool take_token(void *context, int sample, const EngineToken *token) {
     Asked *asked = context;
     int at = asked->got[sample].count++;
-    assert_in_range(at, 0, MOST_TOKENS - 1);
-    assert_int_equal(asked->got[sample].ends, 0);
+    assert_in_range(at, 0, MOST_TOKENS + MOST_APPENDED - 1);
+    assert_true(!asked->got[sample].ends && !asked->got[sample].waits);
     asked->got[sample].tokens[at] = token->token;
     asked->got[sample].log_probabilities[at] = token->log_probability;
     assert_int_equal(token->top_count, asked->top);
@@ -388,6 +389,7 @@ static void expect_whole(const Config *config, Precision precision, const char *
     const float *drawn = executor_tensor(executor, whole.drawn);
     for (int64_t i = 0; i < asked->tokens; i++) {
         const float *row = drawn + (first - 1 + i) * DRAW_VALUES;
+        if (isnan(asked->got[0].log_probabilities[i])) continue;
         if (row[DRAW_TOKEN] != (float)asked->got[0].tokens[i] || (double)row[DRAW_LOG_PROBABILITY] != asked->got[0].log_probabilities[i])
             fail_msg("%s, %s: prompt of %d, token %d is %d of log-probability %.9g, in the whole text %g of %.9g", name,
                 precision_name(precision), (int)first, (int)i, asked->got[0].tokens[i], asked->got[0].log_probabilities[i],
@@ -415,6 +417,72 @@ static void draws_have_the_bits_of_the_whole_text(void **state) {
         finish(engine);
         engine_free(engine);
         for (int r = 0; r < REQUESTS; r++) expect_whole(&config, precisions[i % 2], families[i / 2].name, &asked[r], (uint64_t)r);
+        options_free_strings(&strings);
+    }
+}
+
+static bool wait_for_more(void *context, int sample) {
+    Asked *asked = context;
+    return asked->got[sample].waits = asked->got[sample].count < asked->tokens;
+}
+
+/* Appends random tokens to the samples that wait, or ends them. Returns how many waited. */
+static int go_on(Engine *engine, Asked *asked, uint64_t *at) {
+    int waited = 0;
+    for (int s = 0; s < asked->samples; s++) {
+        int *count = &asked->got[s].count, first = *count, left = (int)asked->tokens - first;
+        if (!asked->got[s].waits) continue;
+        waited++;
+        asked->got[s].waits = false;
+        int appended = left > 1 ? 1 + (int)random_below(at, (uint64_t)left - 1) : 0;
+        for (int i = 0; i < appended; i++) {
+            asked->got[s].tokens[*count] = (int32_t)random_below(at, BYTE_VOCABULARY);
+            asked->got[s].log_probabilities[(*count)++] = NAN;
+        }
+        asked->got[s].most = *count + 2;
+        engine_extend(engine, asked, s, asked->got[s].tokens + first, appended);
+    }
+    return waited;
+}
+
+/* Samples that wait keep their caches, whatever the others do meanwhile: their next tokens have the bits of the whole text.
+ * Two samples of the last request have one prompt. */
+static void samples_go_on_after_appended_tokens(void **state) {
+    (void)state;
+    enum { REQUESTS = 5 };
+    static const Precision precisions[] = {PRECISION_FP32, PRECISION_BF16};
+    uint64_t at = 60000;
+    for (int i = 0; i < FAMILIES; i++) {
+        OptionStrings strings = {0};
+        Config config = configure(&families[i], CONTEXT, &strings);
+        config.model.init_std = 0.3;
+        Engine *engine = create_engine(&config, precisions[i % 2], (EngineSizes){.slots = REQUESTS - 1});
+        static Asked asked[REQUESTS];
+        Error error = {0};
+        int waited = 0;
+        for (int r = 0; r < REQUESTS; r++) {
+            asked[r] = random_request(&at, r == REQUESTS - 1 ? 2 : 1, 1);
+            asked[r].prompt_count = 1 + r * 7;
+            asked[r].tokens = MOST_TOKENS + MOST_APPENDED;
+            for (int s = 0; s < asked[r].samples; s++) asked[r].got[s].most = r == 1 ? 0 : 2 + r;
+            EngineRequest request = request_of(&asked[r], (uint64_t)r);
+            request.wait = wait_for_more;
+            assert_true(engine_submit(engine, &request, &error));
+        }
+        for (int steps = 0; engine_busy(engine); steps++) {
+            assert_in_range(steps, 0, 10000);
+            step(engine);
+            for (int r = 0; r < REQUESTS; r++)
+                if (engine_waits(engine) || random_below(&at, 8) == 0) waited += go_on(engine, &asked[r], &at);
+        }
+        assert_in_range(waited, REQUESTS, 1000);
+        engine_extend(engine, &asked[0], 0, NULL, 0); /* it has ended */
+        engine_free(engine);
+        for (int r = 0; r < REQUESTS; r++) {
+            asked[r].tokens = asked[r].got[0].count;
+            for (int s = 0; s < asked[r].samples; s++) assert_int_equal(asked[r].got[s].ends, 1);
+            expect_whole(&config, precisions[i % 2], families[i].name, &asked[r], (uint64_t)r);
+        }
         options_free_strings(&strings);
     }
 }
@@ -564,6 +632,7 @@ int main(void) {
         cmocka_unit_test(penalties_count_the_tokens_of_a_text),
         cmocka_unit_test(neither_slots_nor_arrivals_change_a_sample),
         EACH_ISA(cmocka_unit_test(draws_have_the_bits_of_the_whole_text)),
+        cmocka_unit_test(samples_go_on_after_appended_tokens),
         cmocka_unit_test(samples_end_where_they_should),
         cmocka_unit_test(cancelled_requests_leave_the_others_as_they_are),
         cmocka_unit_test(what_does_not_fit_is_refused),

@@ -70,11 +70,13 @@ enum { VARIETIES = sizeof varieties / sizeof *varieties };
 /* -- Requests ------------------------------------------------------------------------------------------------------ */
 
 /* A text: a prompt, and the tokens drawn after it, with the engine's log-probability of each but the first; of a prompt
- * only if it is scored. */
+ * only if it is scored. Some texts wait after their first drawn token until others are appended, whose log-probability is
+ * NaN. */
 typedef struct Text {
     int32_t tokens[CONTEXT];
     double log_probability[CONTEXT];
-    int count, prompt, drawn, scored_to; /* scored_to: 0, or the next token of the prompt to be scored */
+    int count, prompt, drawn, appended, scored_to; /* scored_to: 0, or the next token of the prompt to be scored */
+    bool waits;
 } Text;
 
 static bool take_token(void *context, int sample, const EngineToken *token) {
@@ -83,7 +85,21 @@ static bool take_token(void *context, int sample, const EngineToken *token) {
     assert_in_range(text->count, 1, CONTEXT - 1);
     text->tokens[text->count] = token->token;
     text->log_probability[text->count++] = token->log_probability;
-    return true;
+    return !text->appended || text->count > text->prompt + 1;
+}
+static bool wait_for_more(void *context, int sample) {
+    (void)sample;
+    return ((Text *)context)->waits = true;
+}
+static void go_on(Engine *engine, Text *text) {
+    if (!text->waits) return;
+    text->waits = false;
+    const int32_t *first = text->tokens + text->count;
+    for (int i = 0; i < text->appended; i++) {
+        text->tokens[text->count] = 7 * i % 190;
+        text->log_probability[text->count++] = NAN;
+    }
+    engine_extend(engine, text, 0, first, text->appended);
 }
 static void take_score(void *context, const EngineToken *token) {
     Text *text = context;
@@ -129,23 +145,29 @@ static void generate(const Config *config, Precision precision, Device *device, 
         *text = (Text){.prompt = i == 0 ? 1 : 1 + (int)random_below(&at, (uint64_t)(context_of(device) - most - 1)), .scored_to = i % 2};
         text->count = text->prompt;
         text->drawn = 1 + (int)random_below(&at, (uint64_t)most);
+        if (i % 3 == 2)
+            text->drawn++, text->appended = (int)random_below(&at, (uint64_t)(context_of(device) - text->prompt - text->drawn + 1));
         for (int j = 0; j < text->prompt; j++) text->tokens[j] = (int32_t)random_below(&at, (uint64_t)config->model.vocabulary);
         const EngineRequest request = {.prompt = text->tokens,
             .prompt_count = text->prompt,
-            .tokens = text->drawn,
+            .tokens = text->drawn + text->appended,
             .samples = 1,
             .sampling = {.temperature = 1, .top_p = 1, .seed = 5},
             .number = (uint64_t)i,
             .token = take_token,
             .scored = text->scored_to ? take_score : NULL,
             .end = take_end,
+            .wait = wait_for_more,
             .context = text};
         if (!engine_submit(engine, &request, &error)) fail_msg("%s", error.message);
         for (uint64_t steps = random_below(&at, 4); steps > 0; steps--)
             if (!engine_step(engine, &error)) fail_msg("%s", error.message);
     }
-    while (engine_busy(engine))
+    while (engine_busy(engine)) {
         if (!engine_step(engine, &error)) fail_msg("%s", error.message);
+        for (int i = 0; i < REQUESTS; i++)
+            if (engine_waits(engine) || random_below(&at, 3) == 0) go_on(engine, &texts[i]);
+    }
     engine_free(engine);
 }
 
@@ -200,6 +222,7 @@ static void train_texts(
     executor_read(executor, losses, found);
     for (int i = 0; i < REQUESTS; i++)
         for (int j = texts[i].scored_to ? 1 : texts[i].prompt; j < texts[i].count; j++) {
+            if (isnan(texts[i].log_probability[j])) continue;
             double own = -(double)found[i * stride + j - 1], apart = fabs(own - texts[i].log_probability[j]);
             difference->most = fmax(difference->most, apart);
             difference->sum += apart;

@@ -12,7 +12,7 @@
 static void read_answer(const char *text, size_t size) {
     Error error = {0};
     RewardAnswer answer;
-    if (!reward_answer_read(text, size, &answer, &error)) {
+    if (!reward_answer_read(text, size, size % 2, &answer, &error)) {
         require_line(&error);
         return;
     }

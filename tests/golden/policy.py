@@ -10,7 +10,8 @@ GROUP, -1 behind them; token 0 ends a sample that is not cut; spans [samples, 2]
 there is none; old and reference [samples, LIMIT] the log-probabilities of a sample's tokens. Of each case NAME of CASES: NAME/advantages;
 the losses before each of STEPS updates by AdamW; metrics [STEPS, 6], sums over tokens in the order of PolicySum; gradient, before the
 first update, and weights, after the last one: of all parameters in a row, of which offset/PARAMETER tells the place. NAME/logits/ has
-the loss, the metrics and the gradient [rows, WORDS] of logits whose inputs, in logits/, have any advantages and shares.
+the loss, the metrics and the gradient [rows, WORDS] of logits whose inputs, in logits/, have any advantages and shares. NAME/turns/ has the
+loss, the metrics and the square of the gradient's norm if an environment has appended the tokens of appended().
 """
 import math
 import os
@@ -237,14 +238,20 @@ def make_samples(weights):
     return samples
 
 
-def batch_loss(name, weights, samples, advantages, trained, s, temperature=1.0):
-    """Loss and metrics of all samples; trained[i] says whether sample i is trained."""
+def appended(ids):
+    """Places of a sample's tokens that an environment might have appended."""
+    return [t for t in range(len(ids) - 1) if t % 3 == 1]
+
+
+def batch_loss(name, weights, samples, advantages, trained, s, temperature=1.0, turns=False):
+    """Loss and metrics of all samples; trained[i] says whether sample i is trained. With turns, appended tokens are not."""
     losses, metrics = [], torch.zeros(6, dtype=torch.float64)
     for (prompt, ids, old, reference), advantage, of in zip(samples, advantages, trained):
         if not of:
             losses.append(torch.zeros(0, dtype=torch.float64))
             continue
-        logp = log_probabilities(weights, prompt, ids, temperature)
+        drawn = [t for t in range(len(ids)) if not turns or t not in appended(ids)]
+        logp, old, reference = log_probabilities(weights, prompt, ids, temperature)[drawn], old[drawn], reference[drawn]
         tokens = reference - old if name == "distill" else torch.full_like(old, advantage)
         losses.append(sample_losses(name, logp, old, reference, tokens, s))
         metrics += sample_metrics(name, logp, old, reference, tokens, s)
@@ -267,6 +274,8 @@ def train(name, start, samples):
     s, losses, metrics, advantages = settings_of(name), [], [], advantages_of(name, REWARDS)
     trained = [reward is not None and not (s["mask_truncated"] and i in CUT) for i, reward in enumerate(REWARDS)]
     weights = {key: torch.nn.Parameter(w.clone()) for key, w in start.items()}
+    turns_loss, turns_metrics = batch_loss(name, weights, samples, advantages, trained, s, turns=True)
+    turns_gradient = sum(g.square().sum() for g in torch.autograd.grad(turns_loss, list(weights.values())))
     optimizer = open_adamw(weights)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -282,7 +291,8 @@ def train(name, start, samples):
     print(f"{name:12s} loss {losses[0]:9.6f} to {losses[-1]:9.6f}, clipped {metrics[0, 2]:.0f} to {metrics[-1, 2]:.0f} of {metrics[0, 0]:.0f} tokens")
     assert 0 < metrics[0, 2] < metrics[0, 0] and moves, "the bounds never act"
     return {"advantages": torch.tensor(advantages, dtype=torch.float64), "losses": torch.stack(losses), "metrics": metrics,
-            "gradient": gradient, "weights": flat(weights.values())}
+            "gradient": gradient, "weights": flat(weights.values()), "turns/loss": turns_loss.detach().reshape(1), "turns/metrics": turns_metrics,
+            "turns/gradient": turns_gradient.reshape(1)}
 
 
 def make_logits():

@@ -142,7 +142,8 @@ static void open_program(Golden *g, const Case *c, int64_t sequences) {
     if (!weights_load_program(g->folder, &g->config, g->program.executor, &error)) fail_msg("%s", error.message);
 }
 
-static void make_batch(const Golden *g, const Case *c, SampleBatch *batch) {
+/* `turns`: an environment has appended tokens, in the places of policy.py. */
+static void make_batch(const Golden *g, const Case *c, bool turns, SampleBatch *batch) {
     Prompt prompts[SAMPLES];
     RolloutSample samples[SAMPLES];
     const PolicyRule *rule = policy_rule(&g->config.model.policy);
@@ -150,6 +151,8 @@ static void make_batch(const Golden *g, const Case *c, SampleBatch *batch) {
         .mean = rule->mean, .limit = LIMIT, .of_teacher = rule->advantage == ADVANTAGE_TEACHER, .leave_out_cut = c->leaves_out_cut};
     read_samples(g, prompts, samples);
     set_advantages(g, c, samples);
+    for (int i = 0; i < SAMPLES && turns; i++)
+        for (size_t t = 1; t + 1 < samples[i].ids.count; t += 3) samples[i].old[t] = NAN, samples[i].reference[t] = 0;
     sample_batch_make(batch, &g->program, &(PromptSet){.items = prompts, .count = SAMPLES}, samples, SAMPLES, &terms);
     for (int i = 0; i < SAMPLES; i++) {
         token_ids_free(&prompts[i].tokens);
@@ -171,7 +174,7 @@ static void check_training(const Case *c, int64_t sequences) {
     Error error = {0};
     SCOPED(sample_batch_free) SampleBatch batch = {0};
     open_program(&g, c, sequences);
-    make_batch(&g, c, &batch);
+    make_batch(&g, c, false, &batch);
     OptimizerConfig config = g.config.optimizer;
     config.name = OPTIMIZER_adamw;
     Optimizer *optimizer = optimizer_create(g.program.model.graph, &config, NULL, device_cpu(), &error);
@@ -189,6 +192,34 @@ static void check_training(const Case *c, int64_t sequences) {
     compare_parameters(&g, c, "weights", ARENA_MASTER);
     optimizer_free(optimizer);
     golden_stop(&g);
+}
+
+static double squares_of_gradient(const Golden *g) {
+    const Graph *graph = g->program.model.graph;
+    double sum = 0;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const double *values = parameter_in(&graph->parameters[i], executor_arena(g->program.executor, ARENA_GRADIENT));
+        for (int64_t e = 0; e < graph->parameters[i].count; e++) sum += values[e] * values[e];
+    }
+    return sum;
+}
+
+static void appended_tokens_are_not_trained(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Golden g;
+        SCOPED(sample_batch_free) SampleBatch batch = {0};
+        open_program(&g, &cases[i], 2);
+        make_batch(&g, &cases[i], true, &batch);
+        run_batch(&g, &batch);
+        const Executor *executor = g.program.executor;
+        compare(&g, &cases[i], "turns/loss", 0, executor_get_metric(executor, g.program.model.loss, 0), 1e-13);
+        for (int s = 0; s < POLICY_SUMS; s++)
+            compare(&g, &cases[i], "turns/metrics", s, executor_get_metric(executor, g.program.model.policy.sums, s), 1e-11);
+        compare(&g, &cases[i], "turns/gradient", 0, squares_of_gradient(&g), 1e-11);
+        assert_true((double)batch.trained == number_at(expect_of(&g, &cases[i], "turns/metrics"), POLICY_TOKENS));
+        golden_stop(&g);
+    }
 }
 
 /* In one microbatch, and in several that each hold another part of the samples. */
@@ -248,6 +279,7 @@ static void gradients_of_logits_are_those_of_pytorch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ten_updates_are_those_of_pytorch),
+        cmocka_unit_test(appended_tokens_are_not_trained),
         cmocka_unit_test(gradients_of_logits_are_those_of_pytorch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
