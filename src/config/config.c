@@ -709,9 +709,6 @@ static bool check_policy(const Config *config, Error *error) {
             (long long)rl->updates);
     if (config->tokens || config->epochs > 0)
         return error_set(error, ERROR_USAGE, "the tokens of rl.loss are not known in advance: set steps instead of tokens or epochs");
-    if (config->optimizer.in_backward)
-        return error_set(error, ERROR_USAGE,
-            "optimizer.in_backward needs steps of one microbatch, which rl.loss cannot promise: set optimizer.in_backward=false");
     if (config->lora.rank && !rl->reference[0] && config->model.policy.kl > 0 &&
         (config->lora.modules_to_save[0] || config->lora.tokens[0]))
         return error_set(error, ERROR_USAGE,
@@ -724,9 +721,12 @@ static bool check_policy(const Config *config, Error *error) {
         return error_set(error, ERROR_USAGE, "rl.loss packs samples into sequences: set data.document_mask=true");
     if (config->model.fp8.recipe != FP8_NONE)
         return error_set(error, ERROR_USAGE, "rl.loss does not work with fp8.recipe: samples and updates would round differently");
-    if (layout->tp > 1 || layout->pp > 1 || layout->cp > 1 || layout->ep > 1 || layout->zero > 2)
+    if (layout->pp > 1 || layout->cp > 1 || layout->ep > 1 || layout->zero > 2)
         return error_set(error, ERROR_USAGE,
-            "rl.loss generates with a whole model on each rank: set layout.tp, pp, cp and ep to 1, and layout.zero to at most 2");
+            "rl.loss generates with the weights that train: set layout.pp, cp and ep to 1, and layout.zero to at most 2; layout.tp divides "
+            "a model");
+    if (layout->tp > 1 && rl->environment[0])
+        return error_set(error, ERROR_USAGE, "rl.environment works on ranks with the whole model: set layout.tp=1");
     return true;
 }
 

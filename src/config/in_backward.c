@@ -5,6 +5,8 @@
 
 #include <stdio.h>
 
+#include "base/math.h"
+
 typedef struct Conflict {
     const char *name;
     bool (*given)(const Config *config, int64_t groups);
@@ -22,6 +24,13 @@ static bool accumulates(const Config *config, int64_t groups) { return config->b
 static bool dumps(const Config *config, int64_t groups) {
     (void)groups;
     return config->dump[0];
+}
+/* A sample of reinforcement learning fills at most one sequence. */
+static int64_t step_sequences(const Config *config, int64_t groups) {
+    return divide_up(config->rl.prompts / config->rl.updates * config->rl.samples, groups);
+}
+static bool accumulates_samples(const Config *config, int64_t groups) {
+    return config->model.policy.loss && step_sequences(config, groups) > config->batch.sequences;
 }
 static bool has_stages(const Config *config, int64_t groups) {
     (void)groups;
@@ -45,6 +54,8 @@ static int64_t single_round(const Config *config, int64_t groups) { return group
 static const Conflict conflicts[] = {
     {"optimizer.clip", clips, "the global norm is known only after the first updates", none},
     {"batch.tokens", accumulates, "gradient accumulation would need a full set of gradients", single_round},
+    {"batch.sequences", accumulates_samples, "the samples of a step may fill several microbatches, whose gradients would accumulate",
+        step_sequences},
     {"dump", dumps, "the gradients to write never exist at the same time", NULL},
     {"layout.pp", has_stages, "pipeline stages accumulate gradients of several microbatches", one},
     {"layout.zero", shares_gradients, "no full gradients remain for layout.zero=1 to shard", one},

@@ -11,8 +11,10 @@
  * of a tool, or ends it. Meanwhile it keeps its slot and its rows, and other sequences go on.
  *
  * The tokens of a sample are a function of the weights, its prompt, its sampling and its number: not
- * of other sequences, up to the rounding of kernels that depend on the number of rows. Works on one
- * rank. */
+ * of other sequences, up to the rounding of kernels that depend on the number of rows.
+ *
+ * Ranks over which tensor parallelism divides the owner's model (EngineOwner) each have an engine, with
+ * the same requests and steps, and get the same tokens. */
 #pragma once
 
 #include <jansson.h>

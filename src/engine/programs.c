@@ -27,6 +27,7 @@ struct EnginePrograms {
     const ModelConfig *config;
     Precision precision;
     const EngineOwner *owner; /* of the weights; NULL: the programs */
+    const Mesh *mesh;         /* the owner's; NULL: one rank */
     Device *device;
     EngineSizes sizes;
     /* Batches by sequences, then blocks by `block_lengths`, then by `score_lengths` with
@@ -71,7 +72,7 @@ static bool add_program(EnginePrograms *e, SlotRun run, Error *error) {
     SlotSizes sizes = padded_sizes(e);
     if (e->sizes.penalties && run.length == 1) sizes.penalized = e->sizes.slots;
     Program *program = &e->programs[e->count++];
-    program->model = model_build_slots(e->config, e->owner ? e->owner->lora : NULL, e->precision, &sizes, run);
+    program->model = model_build_slots(e->mesh, e->config, e->owner ? e->owner->lora : NULL, e->precision, &sizes, run);
     if (e->owner) layout_place(program->layout = e->owner->layout, program->model.graph);
     if (!program_plan(program, e->device, error)) return false;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
@@ -107,10 +108,18 @@ static int64_t engine_needs(const EnginePrograms *e) {
     return bytes;
 }
 
+/* The free memory, or the least of the ranks that divide the model. -1: unknown. */
+static bool least_available(const EnginePrograms *e, int64_t *bytes, Error *error) {
+    *bytes = device_available(e->device);
+    return !e->mesh || comm_host_all_reduce(mesh_group(e->mesh, AXES_TENSOR), "memory of generation", bytes, 1, COMM_I64, COMM_MIN, error);
+}
+
 /* Chooses the cache rows: as many as are of use, or as many as fit into nine tenths of the free
  * memory. Plans all programs with them. */
 static bool choose_cache_rows(EnginePrograms *e, Error *error) {
-    const int64_t context = e->config->context, most = e->sizes.slots * context, available = device_available(e->device);
+    const int64_t context = e->config->context, most = e->sizes.slots * context;
+    int64_t available;
+    if (!least_available(e, &available, error)) return false;
     e->sizes.cache_rows = e->sizes.cache_rows ? int_min(e->sizes.cache_rows, most) : most;
     if (!plan_engine_programs(e, error)) return false;
     int64_t row = int_max(cache_row_bytes(engine_programs_graph(e)), 1), needed = engine_needs(e);
@@ -159,6 +168,7 @@ EnginePrograms *engine_programs_create(
     const ModelConfig *config, Precision precision, const EngineOwner *owner, Device *device, EngineSizes *sizes, Error *error) {
     EnginePrograms *e = memory_allocate(sizeof *e);
     *e = (EnginePrograms){.config = config, .precision = precision, .owner = owner, .device = device, .sizes = *sizes};
+    if (owner) e->mesh = owner->program->model.graph->mesh;
     if (!start_engine(e, error)) {
         engine_programs_free(e);
         return NULL;

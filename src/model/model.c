@@ -215,9 +215,10 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
         mesh, cut, config, lora, precision, &(ModelShape){.mode = mode, .sequences = sequences, .length = length, .recompute = recompute});
 }
 
-Model model_build_slots(const ModelConfig *config, const LoraConfig *lora, Precision precision, const SlotSizes *slots, SlotRun run) {
+Model model_build_slots(
+    const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, const SlotSizes *slots, SlotRun run) {
     ModelShape shape = {.mode = MODEL_GENERATE, .sequences = run.sequences, .length = run.length, .slots = *slots, .draws = run.draws};
-    return build_model(NULL, NULL, config, lora, precision, &shape);
+    return build_model(mesh, NULL, config, lora, precision, &shape);
 }
 
 Model model_build_adapted(const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode,

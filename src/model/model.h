@@ -106,9 +106,10 @@ typedef struct SlotRun {
     int64_t sequences, length;
     bool draws;
 } SlotRun;
-/* Builds MODEL_GENERATE for sequences of the slots, on one rank; `lora` as in model_build_adapted, or
+/* Builds MODEL_GENERATE for sequences of the slots; `mesh` and `lora` as in model_build_adapted, or
  * NULL. */
-Model model_build_slots(const ModelConfig *config, const LoraConfig *lora, Precision precision, const SlotSizes *slots, SlotRun run);
+Model model_build_slots(
+    const Mesh *mesh, const ModelConfig *config, const LoraConfig *lora, Precision precision, const SlotSizes *slots, SlotRun run);
 /* Builds a pipeline stage, the mesh's index on AXIS_PP: its layers; the embedding on the first
  * stage; the last norm, head and loss (or logits) on the last. `cut` NULL: the whole model. */
 Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,

@@ -186,8 +186,11 @@ static void submit_turn(const Generating *generating, RewardSet *program, const 
     generated_text_free(&asked);
 }
 
+/* One of the ranks that divide the model judges the samples, which all of them have. */
+static bool is_judge(const RolloutMaker *maker) { return mesh_index(maker->options.session->mesh, AXES_TENSOR) == 0; }
+
 static void judge_sample(Generating *generating, const RolloutSample *sample) {
-    if (!generating->maker->rewards) return;
+    if (!generating->maker->rewards || !is_judge(generating->maker)) return;
     submit_turn(generating, generating->maker->rewards, sample, NULL);
     generating->submitted++;
 }
@@ -315,13 +318,23 @@ typedef struct PromptList {
     uint64_t number;
 } PromptList;
 
+/* Returns whether another step follows. Ranks that divide the model take their steps together: none if one
+ * of them has failed, or was asked to stop. */
+static bool goes_on(const RolloutMaker *maker, bool *good, bool *stopped, Error *error) {
+    Comm *group = mesh_group(maker->options.session->mesh, AXES_TENSOR);
+    int64_t halts[] = {maker->options.stop->signal, !*good};
+    if (comm_size(group) > 1 && !comm_host_all_reduce(group, "steps of a rollout", halts, 2, COMM_I64, COMM_MAX, error)) *good = false;
+    *stopped = halts[0];
+    return *good && !halts[0] && !halts[1];
+}
+
 /* Generates and judges the samples of this rank's prompts, which are every `size`th of the list.
  * *stopped: a stop was requested. */
 static bool generate_own(
     Generating *generating, const PromptList *list, const Sampling *sampling, Watchdog *watchdog, bool *stopped, Error *error) {
     RolloutMaker *maker = generating->maker;
     const Session *session = maker->options.session;
-    int64_t rank = comm_rank(session->comm), size = comm_size(session->comm), each = generating->each;
+    int64_t rank = mesh_index(session->mesh, AXES_DATA), size = mesh_size(session->mesh, AXES_DATA), each = generating->each;
     SCOPED_FREE PromptGroup *groups = memory_allocate((size_t)list->count * sizeof *groups);
     bool good = true;
     generating->submitted = generating->asked = 0;
@@ -346,12 +359,11 @@ static bool generate_own(
             .context = &groups[i]};
         good = engine_submit(maker->engine, &request, error);
     }
-    while (good && (engine_busy(maker->engine) || generating->asked) && !maker->options.stop->signal) {
+    while ((engine_busy(maker->engine) || generating->asked) && goes_on(maker, &good, stopped, error)) {
         good = take_answers(generating, error) && engine_step(maker->engine, error);
         watchdog_alive(watchdog, session->step);
     }
     for (int64_t i = rank; i < list->count; i += size) engine_cancel(maker->engine, &groups[i]);
-    *stopped = good && maker->options.stop->signal;
     return (!good || take_rewards(generating, error)) && good;
 }
 
@@ -375,8 +387,16 @@ static void put_sample(SampleMessage *message, const RolloutSample *sample, int 
     for (size_t i = 0; i < sample->ids.count; i++) put_number(message, sample->old[i]);
 }
 
+/* Leaves the prompt. */
+static void forget_tokens(RolloutSample *sample) {
+    int64_t prompt = sample->prompt;
+    rollout_sample_free(sample);
+    sample->prompt = prompt;
+}
+
 static const double *take_sample(const double *at, RolloutSample *sample, int values) {
     size_t count = (size_t)*at++;
+    forget_tokens(sample);
     sample->turns = (int64_t)*at++;
     sample->cut = *at++ > 0;
     sample->reward = *at++;
@@ -388,8 +408,9 @@ static const double *take_sample(const double *at, RolloutSample *sample, int va
     return at + count;
 }
 
-/* What a rank says of its share: how many numbers its message has, or why it has none. */
-typedef struct ShareNotice { int64_t numbers, code, stopped; } ShareNotice;
+/* What a rank says of its share: its first prompt, or -1 if another rank has the same samples; how many
+ * numbers its message has, or why it has none. */
+typedef struct ShareNotice { int64_t first, numbers, code, stopped; } ShareNotice;
 
 /* Sets the same outcome on all ranks: a failure of any, or a stop. */
 static bool agree_on_shares(const ShareNotice *notices, int size, int rank, bool *stopped, Error *error) {
@@ -409,12 +430,13 @@ static bool share_samples(Generating *generating, int64_t prompts, bool good, bo
     RolloutMaker *maker = generating->maker;
     Comm *comm = maker->options.session->comm;
     int rank = comm_rank(comm), size = comm_size(comm), values = value_count(maker);
-    int64_t each = generating->each;
+    const Mesh *mesh = maker->options.session->mesh;
+    int64_t each = generating->each, first = is_judge(maker) ? mesh_index(mesh, AXES_DATA) : -1, step = mesh_size(mesh, AXES_DATA);
     SCOPED_FREE ShareNotice *notices = memory_allocate((size_t)size * sizeof *notices);
     SampleMessage mine = {0};
-    for (int64_t i = rank; i < prompts && good && !*stopped; i += size)
+    for (int64_t i = first; i >= 0 && i < prompts && good && !*stopped; i += step)
         for (int64_t s = 0; s < each; s++) put_sample(&mine, &generating->samples[i * each + s], values);
-    notices[rank] = (ShareNotice){(int64_t)mine.count, good ? 0 : error->code, *stopped};
+    notices[rank] = (ShareNotice){first, (int64_t)mine.count, good ? 0 : error->code, *stopped};
     SCOPED_FREE double *owned = mine.items;
     Error ignored = {0};
     if (!comm_host_all_gather(comm, "samples of ranks", notices, sizeof *notices / sizeof(int64_t), COMM_I64, good ? error : &ignored))
@@ -425,7 +447,7 @@ static bool share_samples(Generating *generating, int64_t prompts, bool good, bo
         double *numbers = r == rank ? mine.items : theirs;
         if (!comm_host_broadcast(comm, "samples", numbers, notices[r].numbers, COMM_F64, r, error)) return false;
         const double *at = numbers;
-        for (int64_t i = r; i < prompts && r != rank; i += size)
+        for (int64_t i = notices[r].first; i >= 0 && i < prompts && r != rank; i += step)
             for (int64_t s = 0; s < each; s++) at = take_sample(at, &generating->samples[i * each + s], values);
     }
     return true;

@@ -94,17 +94,17 @@ static void take_losses(const Scoring *scoring, int64_t microbatch) {
     }
 }
 
-/* Scores this rank's microbatches. */
-static bool score_own(const Scoring *scoring, const Comm *comm, Error *error) {
+/* Scores this rank's microbatches. Ranks that divide the model score the same ones. */
+static bool score_own(const Scoring *scoring, const Mesh *mesh, Error *error) {
     const Program *program = scoring->program;
     executor_set_scalar(program->executor, program->model.scale, 1);
     executor_set_scalar(program->executor, program->model.share, 0);
-    for (int64_t m = comm_rank(comm); m < scoring->batch.microbatches; m += comm_size(comm)) {
+    for (int64_t m = mesh_index(mesh, AXES_DATA); m < scoring->batch.microbatches; m += mesh_size(mesh, AXES_DATA)) {
         executor_zero(program->executor);
         sample_batch_load(&scoring->batch, program->executor, m);
         executor_run(program->executor);
         if (!executor_finish(program->executor, error)) return false;
-        take_losses(scoring, m);
+        if (mesh_index(mesh, AXES_TENSOR) == 0) take_losses(scoring, m);
     }
     return true;
 }
@@ -117,7 +117,7 @@ bool rollout_reference_score(
     SCOPED(close_scoring) Scoring scoring = {.program = program, .samples = samples, .count = count};
     Error ignored = {0};
     open_scoring(&scoring, prompts);
-    bool good = score_own(&scoring, comm, error);
+    bool good = score_own(&scoring, reference->session->mesh, error);
     if (!comm_host_all_reduce(comm, "scores", scoring.flat, scoring.starts[count], COMM_F64, COMM_SUM, good ? error : &ignored) || !good)
         return false;
     for (int64_t i = 0; i < count; i++) {

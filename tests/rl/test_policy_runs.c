@@ -108,6 +108,21 @@ static void a_run_continues_with_the_same_bits(void **state) {
     smelt_good(SHORT "run=parts");
     assert_true(same_checkpoint("parts", "whole", 8));
     assert_true(same_bytes("parts/rollouts/7.jsonl", "whole/rollouts/7.jsonl"));
+    smelt_good("train whole fork=forked from=6");
+    assert_true(same_checkpoint("forked", "whole", 8));
+}
+
+static void updates_within_the_backward_pass_have_the_same_bits(void **state) {
+    (void)state;
+    static const char settings[] = SHORT "optimizer.clip=0 run=%s optimizer.in_backward=%s batch.sequences=%d";
+    char words[768];
+    snprintf(words, sizeof words, settings, "after", "false", 16);
+    smelt_good(words);
+    snprintf(words, sizeof words, settings, "within", "true", 16);
+    smelt_good(words);
+    assert_true(same_checkpoint("within", "after", 8));
+    snprintf(words, sizeof words, settings, "small", "true", 2);
+    smelt_says(ERROR_USAGE, "set batch.sequences=8", words);
 }
 
 static void a_killed_run_continues_with_the_same_bits(void **state) {
@@ -128,14 +143,15 @@ static void a_killed_run_continues_with_the_same_bits(void **state) {
 
 static void ranks_learn_what_one_process_learns(void **state) {
     (void)state;
-    static const char *const layouts[] = {"layout.zero=0", "layout.zero=1", "layout.zero=2"};
+    static const char *const layouts[] = {"layout.zero=0", "layout.zero=1", "layout.zero=2", "layout.tp=2", "layout.tp=2 layout.zero=1"};
     smelt_good(SHORT "precision=fp64 run=one rl.slots=3");
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 5; i++) {
         char run[16], words[768];
         snprintf(run, sizeof run, "ranks-%d", i);
-        snprintf(words, sizeof words, "launch -n %d -- " SHORT "precision=fp64 batch.sequences=1 %s run=%s", i % 2 + 2, layouts[i], run);
+        snprintf(words, sizeof words, "launch -n %d -- " SHORT "precision=fp64 batch.sequences=1 %s run=%s", (int[]){2, 3, 2, 2, 4}[i],
+            layouts[i], run);
         smelt_good(words);
-        compare_records_within(run, "one", "step", "loss", 1e-9);
+        compare_records_within(run, "one", "step", "grad_norm", 1e-8);
         compare_records_within(run, "one", "step", "reward", 0);
         compare_records_within(run, "one", "evaluation", "reward", 0);
     }
@@ -226,6 +242,7 @@ int main(void) {
         cmocka_unit_test(a_model_learns_to_reverse_words),
         cmocka_unit_test(a_model_learns_sums),
         cmocka_unit_test(a_run_continues_with_the_same_bits),
+        cmocka_unit_test(updates_within_the_backward_pass_have_the_same_bits),
         cmocka_unit_test(a_killed_run_continues_with_the_same_bits),
         cmocka_unit_test(ranks_learn_what_one_process_learns),
         cmocka_unit_test(every_loss_trains),
