@@ -299,6 +299,8 @@ static const Option rows[] = {
         "address of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets the numbers by OTLP/HTTP in JSON; empty: none",
         ONCE),
     REAL_OPTION(metrics.every, "15", 1, 86400, "seconds", "time between two writes of metrics.file and posts to metrics.otlp", ONCE),
+    INT_OPTION(
+        metrics.layers, "0", 0, MANY, "steps", "steps between records of the norms of each layer's gradients and weights; 0: none", FREE),
     INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end", FREE),
     INT_OPTION(eval.sequences, "0", 0, MANY, "sequences", "sequences per evaluation, from the start of the validation data; 0: all", FREE),
     INT_OPTION(eval.patience, "0", 0, MANY, "evaluations",

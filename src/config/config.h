@@ -236,6 +236,7 @@ typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 typedef struct MetricsConfig {
     const char *listen, *file, *otlp;
     double every;
+    int64_t layers;
 } MetricsConfig;
 
 typedef struct Config {

@@ -32,6 +32,10 @@ static int64_t step_sequences(const Config *config, int64_t groups) {
 static bool accumulates_samples(const Config *config, int64_t groups) {
     return config->model.policy.loss && step_sequences(config, groups) > config->batch.sequences;
 }
+static bool records_layers(const Config *config, int64_t groups) {
+    (void)groups;
+    return config->metrics.layers > 0;
+}
 static bool has_stages(const Config *config, int64_t groups) {
     (void)groups;
     return config->layout.pp > 1;
@@ -57,6 +61,7 @@ static const Conflict conflicts[] = {
     {"batch.sequences", accumulates_samples, "the samples of a step may fill several microbatches, whose gradients would accumulate",
         step_sequences},
     {"dump", dumps, "the gradients to write never exist at the same time", NULL},
+    {"metrics.layers", records_layers, "the gradients to measure never exist at the same time", none},
     {"layout.pp", has_stages, "pipeline stages accumulate gradients of several microbatches", one},
     {"layout.zero", shares_gradients, "no full gradients remain for layout.zero=1 to shard", one},
 };

@@ -71,6 +71,9 @@ void optimizer_free(Optimizer *optimizer);
  * intervals of which this rank is holder 0. The bits do not depend on threads, and on a CPU not on
  * the shards. NaN or infinity if any gradient is. Waits for a GPU. */
 PreciseSum optimizer_gradient_squares(Optimizer *optimizer, const void *gradients);
+/* Adds the sum of squares of each parameter's elements, of which this rank is holder 0, to squares[parameter]: of gradients, or else of the
+ * master weights in `arena`. Waits for a GPU, once for each parameter. */
+void optimizer_parameter_squares(Optimizer *optimizer, const void *arena, bool gradients, double *squares);
 /* Compute the same bits in two steps, when not all gradients are there at once.
  * optimizer_note_squares notes the squares of one bucket, on a GPU without waiting.
  * optimizer_noted_squares sums the latest note of every bucket. */

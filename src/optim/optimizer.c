@@ -387,6 +387,29 @@ PreciseSum optimizer_gradient_squares(Optimizer *optimizer, const void *gradient
     return optimizer_noted_squares(optimizer);
 }
 
+static int parameter_with_key(const Graph *graph, uint32_t key) {
+    int i = 0;
+    while (i < graph->parameter_count && parameter_chunk(&graph->parameters[i], 0).key != key) i++;
+    assert(i < graph->parameter_count);
+    return i;
+}
+
+void optimizer_parameter_squares(Optimizer *optimizer, const void *arena, bool gradients, double *squares) {
+    for (int i = optimizer->balance_segments; i < optimizer->segment_count; i++) {
+        const Segment *segment = &optimizer->segments[i];
+        const void *values = gradients ? optim_gradients(optimizer, segment, arena) : arena;
+        Segment part = *segment; /* the chunks of one parameter */
+        for (; segment->primary && part.first < segment->end; part.first = part.end) {
+            const uint32_t key = optimizer->chunks[part.first].key;
+            PreciseSum sum;
+            for (part.end = part.first; part.end < segment->end && optimizer->chunks[part.end].key == key;) part.end++;
+            optimizer->backend->sum_squares(optimizer, &part, values, &optimizer->segment_squares[i]);
+            device_download(optimizer->device, &sum, &optimizer->segment_squares[i], sizeof sum);
+            squares[parameter_with_key(optimizer->graph, key)] += precise_value(sum);
+        }
+    }
+}
+
 bool optimizer_is_finite(Optimizer *optimizer, const void *master) {
     for (int i = 0; i < optimizer->segment_count; i++)
         optimizer->backend->sum_squares(optimizer, &optimizer->segments[i], master, &optimizer->segment_squares[i]);

@@ -243,9 +243,7 @@ static void load_reset(LoadMap *map, int64_t layers, int64_t experts) {
     if (!map->too_large) map->columns = memory_allocate((HISTORY_COLUMNS + 1) * load_column_bytes(map));
 }
 
-static bool add_load(History *history, int64_t step, const json_t *record) {
-    LoadMap *map = &history->load;
-    const json_t *rows = json_object_get(record, "load");
+static bool add_map(LoadMap *map, int64_t step, const json_t *rows) {
     int64_t layers, experts;
     if (!is_load(rows, &layers, &experts)) return false;
     if (layers != map->layers || experts != map->experts) load_reset(map, layers, experts);
@@ -263,6 +261,21 @@ static bool add_load(History *history, int64_t step, const json_t *record) {
     return true;
 }
 
+/* Returns the shares of a list of norms in their sum; the caller owns the reference. */
+static json_t *shares_of(const json_t *norms) {
+    json_t *shares = json_array(), *norm;
+    double sum = 0;
+    size_t i;
+    json_array_foreach((json_t *)norms, i, norm) sum += fmax(0, json_number_value(norm));
+    json_array_foreach((json_t *)norms, i, norm) json_array_append_new(shares, json_real(sum > 0 ? json_number_value(norm) / sum : 0));
+    return shares;
+}
+
+static bool add_norms(History *history, int64_t step, const json_t *record) {
+    json_auto_t *rows = json_pack("[o, o]", shares_of(json_object_get(record, "gradient")), shares_of(json_object_get(record, "weight")));
+    return add_map(&history->norms, step, rows);
+}
+
 /* -- The file ---------------------------------------------------------------------------------------------------- */
 
 static bool add_record(History *history, json_t *record) {
@@ -274,7 +287,8 @@ static bool add_record(History *history, json_t *record) {
     }
     if (!kind || !(at >= 0 && at <= STEP_LIMIT)) return false;
     int64_t step = (int64_t)at;
-    if (strcmp(kind, "load") == 0) return add_load(history, step, record);
+    if (strcmp(kind, "load") == 0) return add_map(&history->load, step, json_object_get(record, "load"));
+    if (strcmp(kind, "layers") == 0) return add_norms(history, step, record);
     if (strcmp(kind, "evaluation") == 0) return add_evaluation(history, step, record);
     if (strcmp(kind, "sample") == 0) return add_sample(history, step, record);
     if (strcmp(kind, "checkpoint") == 0) return add_checkpoint(history, step, record);
@@ -304,6 +318,7 @@ History *history_new(const char *path) {
 
 static void release_records(History *history) {
     free(history->load.columns);
+    free(history->norms.columns);
     json_decref(history->phases);
     json_decref(history->mixture);
 }

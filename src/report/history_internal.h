@@ -136,9 +136,9 @@ typedef struct History {
     int64_t notice_count;    /* as start_count */
     int64_t restarts;        /* starts that made a step, minus one; -1: none */
     double evaluated_tokens; /* by the last evaluation; NaN: unknown */
-    LoadMap load;
-    json_t *phases;  /* records of the phases of a mixture, in order; NULL: none */
-    json_t *mixture; /* read amounts by source, from the newest record; NULL: unknown */
+    LoadMap load, norms;     /* norms: row 0 has gradients, row 1 weights; an "expert" is a layer */
+    json_t *phases;          /* records of the phases of a mixture, in order; NULL: none */
+    json_t *mixture;         /* read amounts by source, from the newest record; NULL: unknown */
 } History;
 
 /* Makes an empty history of a file, which may not exist. */

@@ -1,4 +1,4 @@
-/* Heat-maps of expert load over time, one per layer, as one character per cell, which page.js paints. Called by report.c. */
+/* Heat-maps over time: expert load, one per layer, and norms of layers. A cell is one character, which page.js paints. Called by report.c. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -44,29 +44,34 @@ static char level_character(double ratio) {
     return characters[lround(fmin(fmax(level, 0), 2 * EVEN_LEVEL))];
 }
 
-static void print_layer_map(const Page *page, int64_t layer) {
-    const LoadMap *map = &page->views->history->load;
+/* What the maps of a section show. */
+typedef struct MapKind {
+    const char *heading, *row, *scale;
+    const char *names[2]; /* of the maps; NULL: "Layer N" */
+} MapKind;
+
+static void print_layer_map(const Page *page, const LoadMap *map, const MapKind *kind, int64_t layer) {
     const size_t columns = page_columns(map), experts = (size_t)map->experts;
     const double height = fmin(fmax(14 * (double)experts, 64), 320);
     SCOPED_FREE double *ratios = load_ratios(map, layer);
     double most = 0;
+    char name[32];
+    snprintf(name, sizeof name, "Layer %lld", (long long)layer);
+    if (kind->names[0]) snprintf(name, sizeof name, "%s", kind->names[layer]);
     for (size_t expert = 0; expert < experts; expert++) most = fmax(most, ratios[(expert + 1) * columns - 1]);
     if (most == 0) return; /* a layer without experts */
     fprintf(page->out,
-        "<div class=\"map\"><div class=\"head\"><h3>Layer %lld</h3><p aria-live=\"polite\">busiest at the end: "
-        "%.2f\xC3\x97</p></div>\n<canvas "
-        "width=\"%zu\" height=\"%zu\" style=\"height:%.0fpx\" tabindex=\"0\" role=\"img\" aria-label=\"Load of the experts of layer %lld "
-        "over "
-        "steps: arrow keys move\" data-load=\"",
-        (long long)layer, most, columns, experts, height, (long long)layer);
+        "<div class=\"map\"><div class=\"head\"><h3>%s</h3><p aria-live=\"polite\">largest at the end: %.2f\xC3\x97</p></div>\n<canvas "
+        "width=\"%zu\" height=\"%zu\" style=\"height:%.0fpx\" tabindex=\"0\" role=\"img\" aria-label=\"%s, %s by %s: arrow keys move\" "
+        "data-load=\"",
+        name, most, columns, experts, height, kind->heading, name, kind->row);
     for (size_t cell = 0; cell < experts * columns; cell++) putc(level_character(ratios[cell]), page->out);
     fputs("\"></canvas></div>\n", page->out);
 }
 
-void page_load(const Page *page) {
-    const LoadMap *map = &page->views->history->load;
+static void map_section(const Page *page, const LoadMap *map, const MapKind *kind) {
     if (map->layers == 0) return;
-    fputs("<section>\n<div class=\"head\"><h2>Expert load</h2>", page->out);
+    fprintf(page->out, "<section>\n<div class=\"head\"><h2>%s</h2>", kind->heading);
     if (map->too_large) {
         fprintf(page->out, "</div><p class=\"soft\">%lld layers of %lld experts are too many to draw.</p></section>\n",
             (long long)map->layers, (long long)map->experts);
@@ -76,12 +81,21 @@ void page_load(const Page *page) {
         SCALE_COLORS);
     for (int i = 0; i < SCALE_COLORS; i++) fprintf(page->out, "<rect class=\"h%d\" x=\"%d\" width=\"1.02\" height=\"1\"/>", i, i);
     fprintf(page->out,
-        "</svg> 4\xC3\x97 an even share</div></div>\n<p class=\"soft\">experts from top to bottom, steps %lld to %lld from left to "
-        "right</p>\n"
-        "<noscript><p class=\"soft\">A script paints the maps.</p></noscript>\n<div class=\"maps\" data-steps=\"",
-        (long long)load_column(map, 0)->first, (long long)map->last_step);
+        "</svg> 4\xC3\x97 %s</div></div>\n<p class=\"soft\">%ss from top to bottom, steps %lld to %lld from left to right</p>\n"
+        "<noscript><p class=\"soft\">A script paints the maps.</p></noscript>\n<div class=\"maps\" data-row=\"%s\" data-steps=\"",
+        kind->scale, kind->row, (long long)load_column(map, 0)->first, (long long)map->last_step, kind->row);
     for (size_t i = 0; i < map->thin.count; i += column_stride(map)) fprintf(page->out, "%lld,", (long long)load_column(map, i)->first);
     fprintf(page->out, "%lld\">\n", (long long)map->last_step + 1);
-    for (int64_t layer = 0; layer < map->layers; layer++) print_layer_map(page, layer);
+    for (int64_t layer = 0; layer < map->layers; layer++) print_layer_map(page, map, kind, layer);
     fputs("</div></section>\n", page->out);
+}
+
+void page_load(const Page *page) {
+    static const MapKind kind = {.heading = "Expert load", .row = "expert", .scale = "an even share"};
+    map_section(page, &page->views->history->load, &kind);
+}
+
+void page_layers(const Page *page) {
+    static const MapKind kind = {"Norms of layers", "layer", "the mean of all layers", {"Gradients", "Weights"}};
+    map_section(page, &page->views->history->norms, &kind);
 }

@@ -479,7 +479,7 @@ function tell_cell(canvas, column, expert) {
     dataset.column = column, dataset.expert = expert;
     const level = LEVELS.indexOf(dataset.load[expert * width + column]), ratio = (2 ** ((level - EVEN) / (EVEN / 2))).toFixed(2);
     const beyond = level === 0 ? '\u2264 ' : level === 2 * EVEN ? '\u2265 ' : '';
-    canvas.parentNode.querySelector('p').textContent = `expert ${expert}, steps ${steps[column]}\u2013${steps[column + 1] - 1}: ${beyond}${ratio}\u00d7`;
+    canvas.parentNode.querySelector('p').textContent = `${canvas.closest('.maps').dataset.row} ${expert}, steps ${steps[column]}\u2013${steps[column + 1] - 1}: ${beyond}${ratio}\u00d7`;
 }
 
 for (const name of ['pointermove', 'pointerdown']) addEventListener(name, event => {
@@ -525,7 +525,7 @@ function render_list() {
 
 /* On a narrow screen (page.css) these parts are folded. */
 function render_folds() {
-    for (const id of ['load', 'data', 'settings', 'changes', 'starts', 'log', 'summary']) {
+    for (const id of ['load', 'layers', 'data', 'settings', 'changes', 'starts', 'log', 'summary']) {
         const section = document.querySelector(`#${id} section`), open = view.open.has(id);
         if (!section) continue;
         const button = section.querySelector('.fold') || add(section.querySelector('h2'), 'button', {type: 'button', id: 'fold-' + id, class: 'fold', 'data-fold': id});

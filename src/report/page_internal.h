@@ -92,6 +92,7 @@ void page_points(const Page *page);       /* the numbers of the curves, for page
 void page_loss_section(const Page *page); /* also for several runs: one curve each */
 void page_other_curves(const Page *page); /* also for several runs */
 void page_load(const Page *page);
+void page_layers(const Page *page);
 void page_samples(const Page *page);
 void page_data(const Page *page);
 void page_changes(const Page *page);

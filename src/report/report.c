@@ -82,8 +82,8 @@ typedef struct PagePartKind {
 
 static const PagePartKind of_one[] = {{"head", print_head}, {"state", print_run_state}, {"warnings", page_warnings},
     {"numbers", page_numbers}, {"points", page_points}, {"loss", page_loss_section}, {"curves", page_other_curves}, {"load", page_load},
-    {"samples", page_samples}, {"data", page_data}, {"settings", page_settings}, {"changes", page_changes}, {"starts", page_starts},
-    {"log", page_log}, {"summary", page_summary}, {"foot", print_foot}};
+    {"layers", page_layers}, {"samples", page_samples}, {"data", page_data}, {"settings", page_settings}, {"changes", page_changes},
+    {"starts", page_starts}, {"log", page_log}, {"summary", page_summary}, {"foot", print_foot}};
 static const PagePartKind of_folder[] = {{"head", print_folder_head}, {"runs", page_index}};
 static const PagePartKind of_several[] = {{"head", print_head}, {"warnings", page_warnings}, {"numbers", page_figures},
     {"settings", page_differences}, {"points", page_points}, {"loss", page_loss_section}, {"curves", page_other_curves},

@@ -342,6 +342,22 @@ bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t expert
            (!metrics->tensorboard || write_imbalance(metrics, step, time, layers, experts, load, error));
 }
 
+bool metrics_layers(Metrics *metrics, int64_t step, int64_t layers, const double *gradients, const double *weights, Error *error) {
+    const struct {
+        const char *name, *outside;
+        const double *norms;
+    } kinds[] = {{"gradient", "outside_gradient", gradients}, {"weight", "outside_weight", weights}};
+    json_t *record = record_new("layers", step);
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        json_t *list = json_array();
+        for (int64_t layer = 0; layer < layers; layer++)
+            json_array_append_new(list, isfinite(kinds[k].norms[layer]) ? json_real(kinds[k].norms[layer]) : json_null());
+        json_object_set_new(record, kinds[k].name, list);
+        put_finite(record, kinds[k].outside, kinds[k].norms[layers]);
+    }
+    return record_write(metrics, record, log_unix_seconds(), error);
+}
+
 bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, Error *error) {
     double time = log_unix_seconds(), bits = evaluation->bits_per_byte;
     json_t *record = record_new("evaluation", evaluation->step);

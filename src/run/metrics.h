@@ -68,6 +68,8 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
 /* Records the fraction of the tokens that each expert of each layer received in this step:
  * load[layer * experts + expert]. */
 bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);
+/* Records norms of gradients and weights: of each layer, and last of all other parameters, [layers + 1] each. */
+bool metrics_layers(Metrics *metrics, int64_t step, int64_t layers, const double *gradients, const double *weights, Error *error);
 typedef struct EvaluationMetrics {
     int64_t step, tokens, length; /* targets; tokens per sequence */
     double loss, bits_per_byte, seconds;

@@ -110,6 +110,9 @@ bool loop_agree(const Loop *loop, const char *name, bool good, Error *error);
 /* Notes whether a record was written: a full disk costs records, not the run. Clears the error. */
 void loop_note_record(Loop *loop, bool written, Error *error);
 
+/* Records the norms of layers if metrics.layers asks for them in this step, between backward pass and update. Collective. */
+void loop_report_layers(Loop *loop, int64_t step);
+
 /* Records an event and sends it to on_event. */
 void loop_alarm(Loop *loop, RunEventKind kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

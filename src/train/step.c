@@ -501,6 +501,7 @@ static bool apply_gradients(Loop *loop, int64_t step, const StepShare *share, co
     if (!is_finite(outcome))
         return loop->session.update.made ? refuse_broken_update(loop, step, error) : handle_nan(loop, step, share, error);
     report_load(loop, step);
+    loop_report_layers(loop, step);
     session_update(&loop->session, outcome->norm);
     loop->session.skips.row = 0;
     return true;

@@ -688,7 +688,7 @@ static void ignored_lines_are_one_warning(void **state) {
 static void each_layer_has_a_heat_map_with_the_colours_of_its_loads(void **state) {
     (void)state;
     char *text = page_of("{\"kind\":\"load\",\"step\":1,\"load\":[[0.25,0.25,0.25,0.25],[1,0,0,0]]}\n");
-    assert_has(text, "<h3>Layer 1</h3><p aria-live=\"polite\">busiest at the end: 4.00\xC3\x97</p>");
+    assert_has(text, "<h3>Layer 1</h3><p aria-live=\"polite\">largest at the end: 4.00\xC3\x97</p>");
     const char *first = strstr(text, "<h3>Layer 0</h3>"), *second = strstr(text, "<h3>Layer 1</h3>");
     assert_true(first && second > first);
     assert_has(first, "width=\"1\" height=\"4\""); /* a column, and a row for each expert */
@@ -718,6 +718,20 @@ static void maps_of_many_experts_have_fewer_columns(void **state) {
     assert_has(text, "width=\"15\" height=\"100\"");
     assert_has(text, "data-steps=\"1,8,15,");
     assert_has(text, "data-load=\"jjjjjjjjjjjjjjjUUU"); /* the first expert: twice an even share */
+    free(text);
+}
+
+static void norms_of_layers_have_a_map_for_gradients_and_one_for_weights(void **state) {
+    (void)state;
+    char *text = page_of("{\"kind\":\"layers\",\"step\":1,\"gradient\":[3,3,3,3],\"weight\":[8,0.5,0.5,1],\"outside_gradient\":9}\n"
+                         "{\"kind\":\"layers\",\"step\":2,\"gradient\":[1,2],\"weight\":[1]}\n");
+    const char *first = strstr(text, "<h3>Gradients</h3>"), *second = strstr(text, "<h3>Weights</h3>");
+    assert_true(first && second > first);
+    assert_has(first, "data-load=\"UUUU\"");
+    assert_has(second, "largest at the end: 3.20\xC3\x97");
+    assert_has(second, "data-load=\"t00A\"");
+    assert_has(text, "data-row=\"layer\"");
+    assert_has(text, "1 of 2 lines of metrics.jsonl were invalid");
     free(text);
 }
 
@@ -1180,6 +1194,7 @@ int main(void) {
         TEST(ignored_lines_are_one_warning),
         TEST(each_layer_has_a_heat_map_with_the_colours_of_its_loads),
         TEST(maps_of_many_experts_have_fewer_columns),
+        TEST(norms_of_layers_have_a_map_for_gradients_and_one_for_weights),
         TEST(models_with_too_many_experts_get_a_note),
         TEST(the_same_run_gives_the_same_bytes),
         TEST(the_loss_axis_fits_the_late_curve_and_names_what_it_cuts),
