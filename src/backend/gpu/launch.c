@@ -9,8 +9,6 @@
 #include "base/memory.h"
 #include "base/scope.h"
 
-enum { SHARED_WITHOUT_OPT_IN = 48 << 10 };
-
 /* -- Modules ------------------------------------------------------------------------------------------------------- */
 
 bool modules_open(Gpu *gpu, Error *error) {
@@ -84,9 +82,10 @@ static Function *find_function(Gpu *gpu, const GpuKernel *kernel) {
 
 /* -- Launches ------------------------------------------------------------------------------------------------------ */
 
-/* NVIDIA requires an opt-in for blocks with over 48 KiB of shared memory. */
+/* NVIDIA requires an opt-in for blocks with over 48 KiB of shared memory, of which the kernel's static
+ * memory is a part. Its size is not known here, so every size is allowed explicitly. */
 static bool allow_shared(Gpu *gpu, Function *function, int bytes) {
-    if (!gpu->call.function_attribute || bytes <= SHARED_WITHOUT_OPT_IN || bytes <= function->shared) return true;
+    if (!gpu->call.function_attribute || bytes <= function->shared) return true;
     function->shared = bytes;
     return GPU_CALL(gpu, function_attribute, function->handle, ATTRIBUTE_DYNAMIC_SHARED, bytes);
 }
