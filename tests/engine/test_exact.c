@@ -111,42 +111,60 @@ static bool is_slow(const Device *device) { return device_info(device)->kind == 
 static int context_of(const Device *device) { return is_slow(device) ? SMALL_CONTEXT : CONTEXT; }
 static uint64_t random_below(uint64_t *at, uint64_t limit) { return (uint64_t)(rng_uniform(78, 3, (*at)++) * (double)limit); }
 
-/* Random weights of the latest configuration, in host memory. */
-typedef struct Weights {
+/* Random weights in one layout: the engine has none of its own, as in a run of reinforcement learning, and the training
+ * programs have copies. All are in the master arena. */
+typedef struct Base {
     const Config *config;
     Precision precision;
-    void *host;
-} Weights;
+    Device *device;
+    Program program; /* never runs */
+    Layout *layout;
+    void *master; /* in host memory */
+} Base;
 
-static void load_weights(const Graph *graph, const Config *config, Device *device, void *master, void *weights) {
-    static Weights kept;
-    if (kept.config != config || kept.precision != graph->precision) {
-        free(kept.host);
-        kept = (Weights){config, graph->precision, memory_allocate(graph->parameter_bytes)};
-        memset(kept.host, 0, (size_t)graph->parameter_bytes);
-        random_run_weights(graph, &config->model, kept.host);
-    }
-    device_upload(device, master, kept.host, graph->parameter_bytes);
-    model_cast_weights(graph, device, master, weights);
-    device_synchronize(device);
+static void put_weights(const Base *base, Executor *executor) {
+    const Graph *graph = base->program.model.graph;
+    void *master = executor_arena(executor, ARENA_MASTER);
+    device_upload(base->device, master, base->master, graph->parameter_bytes);
+    model_cast_weights(graph, base->device, master, executor_arena(executor, ARENA_WEIGHT));
+    device_synchronize(base->device);
+}
+
+static Base base_create(const Config *config, Precision precision, Device *device) {
+    Model model = model_build_adapted(NULL, &config->model, &config->lora, precision, MODEL_TRAIN, 1, 32, RECOMPUTE_NONE);
+    for (int i = 0; i < model.graph->parameter_count; i++) model.graph->parameters[i].frozen = false;
+    Base base = {.config = config, .precision = precision, .device = device};
+    base.layout = layout_create(model.graph, &config->optimizer, &config->layout, 1 << 20);
+    base.program = check_program(model, device);
+    base.master = memory_allocate(model.graph->parameter_bytes);
+    memset(base.master, 0, (size_t)model.graph->parameter_bytes);
+    random_run_weights(model.graph, &config->model, base.master);
+    put_weights(&base, base.program.executor);
+    return base;
+}
+
+static void base_free(Base *base) {
+    program_free(&base->program);
+    layout_free(base->layout);
+    free(base->master);
 }
 
 /* Generates all texts. Some arrive later, and a schedule has its slots and rows. */
-static void generate(const Config *config, Precision precision, Device *device, EngineSizes sizes, uint64_t at, Text *texts) {
+static void generate(const Base *base, EngineSizes sizes, uint64_t at, Text *texts) {
     Error error = {0};
-    const int most = is_slow(device) ? SMALL_TOKENS : MOST_TOKENS;
+    const Config *config = base->config;
+    const int context = context_of(base->device), most = is_slow(base->device) ? SMALL_TOKENS : MOST_TOKENS;
     sizes.limit = config->model.vocabulary;
     sizes.scores = true;
-    Engine *engine = engine_create(&config->model, precision, device, sizes, &error);
+    const EngineOwner owner = {&base->program, base->layout, &config->lora};
+    Engine *engine = engine_create_beside(&config->model, base->precision, &owner, base->device, sizes, &error);
     if (!engine) fail_msg("%s", error.message);
-    load_weights(engine_graph(engine), config, device, engine_master(engine), engine_weights(engine));
     for (int i = 0; i < REQUESTS; i++) {
         Text *text = &texts[i];
-        *text = (Text){.prompt = i == 0 ? 1 : 1 + (int)random_below(&at, (uint64_t)(context_of(device) - most - 1)), .scored_to = i % 2};
+        *text = (Text){.prompt = i == 0 ? 1 : 1 + (int)random_below(&at, (uint64_t)(context - most - 1)), .scored_to = i % 2};
         text->count = text->prompt;
         text->drawn = 1 + (int)random_below(&at, (uint64_t)most);
-        if (i % 3 == 2)
-            text->drawn++, text->appended = (int)random_below(&at, (uint64_t)(context_of(device) - text->prompt - text->drawn + 1));
+        if (i % 3 == 2) text->drawn++, text->appended = (int)random_below(&at, (uint64_t)(context - text->prompt - text->drawn + 1));
         for (int j = 0; j < text->prompt; j++) text->tokens[j] = (int32_t)random_below(&at, (uint64_t)config->model.vocabulary);
         const EngineRequest request = {.prompt = text->tokens,
             .prompt_count = text->prompt,
@@ -197,13 +215,15 @@ typedef struct Difference {
 } Difference;
 
 /* Runs a training step with the texts in rows of `stride` tokens, of `per_row` texts each. */
-static void train_texts(
-    const Config *config, Precision precision, Device *device, const Text *texts, int per_row, int64_t stride, Difference *difference) {
-    Model model = model_build(&config->model, precision, MODEL_TRAIN, REQUESTS / per_row, stride * per_row, RECOMPUTE_NONE);
+static void train_texts(const Base *base, const Text *texts, int per_row, int64_t stride, Difference *difference) {
+    const Config *config = base->config;
+    Model model = model_build_adapted(
+        NULL, &config->model, &config->lora, base->precision, MODEL_TRAIN, REQUESTS / per_row, stride * per_row, RECOMPUTE_NONE);
+    layout_place(base->layout, model.graph);
     TensorId losses = keep_row_losses(model.graph);
-    Program program = check_program(model, device);
+    Program program = check_program(model, base->device);
     Executor *executor = program.executor;
-    load_weights(model.graph, config, device, executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT));
+    put_weights(base, executor);
     int32_t *tokens = executor_tensor(executor, model.tokens), *positions = executor_tensor(executor, model.positions),
             *targets = executor_tensor(executor, model.targets);
     for (int i = 0; i < REQUESTS; i++)
@@ -247,17 +267,18 @@ static Config configure(const Variety *variety, const Device *device, OptionStri
 }
 
 /* `first`: of the random numbers. */
-static Difference compare(const Config *config, Precision precision, Device *device, bool exact, uint64_t first) {
+static Difference compare(const Base *base, bool exact, uint64_t first) {
+    Device *device = base->device;
     device_set_exact(device, exact);
     Difference difference = {0};
     static Text texts[REQUESTS];
     const EngineSizes schedules[] = {{.slots = 4}, {.slots = 1}, {.slots = 7, .cache_rows = 2 * context_of(device)}};
     int most = is_slow(device) ? 2 : 3;
     for (int s = 0; s < most; s++) {
-        generate(config, precision, device, schedules[s], first + 10000 * (uint64_t)s, texts);
+        generate(base, schedules[s], first + 10000 * (uint64_t)s, texts);
         int64_t aligned = divide_up(context_of(device), EXACT_ROWS) * EXACT_ROWS;
         int64_t stride = device_info(device)->kind == DEVICE_CPU ? SMALL_CONTEXT + 3 : aligned;
-        train_texts(config, precision, device, texts, s % 2 ? 3 : 1, s % 2 ? stride : context_of(device), &difference);
+        train_texts(base, texts, s % 2 ? 3 : 1, s % 2 ? stride : context_of(device), &difference);
     }
     device_set_exact(device, false);
     return difference;
@@ -273,14 +294,17 @@ static void log_probabilities_have_the_bits_of_training(void **state) {
         if (varieties[i].large && is_slow(device)) continue;
         OptionStrings strings = {0};
         const Config config = configure(&varieties[i], device, &strings);
-        for (int p = 0; p < precisions_on; p++)
+        for (int p = 0; p < precisions_on; p++) {
+            Base base = base_create(&config, precisions[p], device);
             for (int exact = is_slow(device); exact < 2; exact++) {
-                Difference d = compare(&config, precisions[p], device, exact, 1000 + (uint64_t)i * 100000);
+                Difference d = compare(&base, exact, 1000 + (uint64_t)i * 100000);
                 print_message("%s, %s, exact=%d: %lld of %lld tokens differ, by %.3g at most, %.3g on average\n", varieties[i].name,
                     precision_name(precisions[p]), exact, (long long)d.differing, (long long)d.count, d.most, d.sum / (double)d.count);
                 assert_true(d.count > 100);
                 failed += exact ? d.differing : 0;
             }
+            base_free(&base);
+        }
         options_free_strings(&strings);
     }
     assert_int_equal(failed, 0);
