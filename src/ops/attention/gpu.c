@@ -132,9 +132,14 @@ FORWARD_PASS(256, 128, 1)
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER(name, qk_dim, v_dim, capped)                                                              \
     KERNEL(attention_hopper_##name, AttentionHopper) {                                                   \
-        const HopperShape shape = hopper_shape(qk_dim, v_dim);                                           \
+        const HopperShape shape = hopper_shape(qk_dim, v_dim, HOPPER_GROUPS);                            \
         BLOCK_BOUNDS(hopper_threads(shape), hopper_blocks(shape));                                       \
         attend_hopper(&a, ARGUMENTS_ADDRESS(attention_hopper_##name), shape, capped);                    \
+    }                                                                                                    \
+    KERNEL(attention_packed_##name, AttentionHopper) {                                                   \
+        const HopperShape shape = hopper_shape(qk_dim, v_dim, 1);                                        \
+        BLOCK_BOUNDS(hopper_threads(shape), hopper_blocks(shape));                                       \
+        attend_packed(&a, ARGUMENTS_ADDRESS(attention_packed_##name), shape, capped);                    \
     }
 HOPPER(64, 64, 64, false)
 HOPPER(128, 128, 128, false)
@@ -158,6 +163,8 @@ LAUNCHERS(attention, AttentionForward, attention_32, attention_64, attention_128
     attention_capped_128, attention_capped_256)
 LAUNCHERS(attention_hopper, AttentionHopper, attention_hopper_64, attention_hopper_128, attention_hopper_192, attention_hopper_256,
     attention_hopper_capped_64, attention_hopper_capped_128, attention_hopper_capped_192, attention_hopper_capped_256)
+LAUNCHERS(attention_packed, AttentionHopper, attention_packed_64, attention_packed_128, attention_packed_192, attention_packed_256,
+    attention_packed_capped_64, attention_packed_capped_128, attention_packed_capped_192, attention_packed_capped_256)
 
 /* Fails the device's calls if no kernel takes the widths of heads. */
 static void check_widths(Device *device, const Heads *h) {
@@ -251,17 +258,20 @@ static bool map_forward(Device *device, AttentionHopper *hopper, int64_t sequenc
 bool attention_launch_hopper(Device *device, const AttentionForward *forward, int64_t sequences, int64_t cache_rows) {
     const Attention *a = &forward->attention;
     int index = hopper_index(a->qk_dim, a->v_dim);
-    HopperShape shape = hopper_shape(a->qk_dim, a->v_dim);
+    int64_t rows = (int64_t)a->query_rows.rows * a->packed;
+    bool few = cache_rows && rows <= HOPPER_ROWS / HOPPER_GROUPS;
+    HopperShape shape = hopper_shape(a->qk_dim, a->v_dim, few ? 1 : HOPPER_GROUPS);
     AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum, .amax = forward->amax};
     bool fits = index >= 0 && (uintptr_t)forward->out % 16 == 0;
     if (!fits || !map_forward(device, &hopper, sequences, cache_rows)) return false;
     int64_t bytes = (int64_t)a->key_rows.rows * (a->qk_dim + a->v_dim) * (int64_t)sizeof(bf16);
     hopper.heads = (int32_t)(sequences * (a->heads / a->packed));
     hopper.section = attention_section(bytes, a->heads / a->kv_heads, hopper.heads);
-    LaunchShape launch = {.x = hopper.heads * divide_up((int64_t)a->query_rows.rows * a->packed, HOPPER_ROWS),
+    int64_t places = (int64_t)device_info(device)->processors * hopper_blocks(shape);
+    LaunchShape launch = {.x = few ? int_min(hopper.heads, places) : hopper.heads * divide_up(rows, HOPPER_ROWS),
         .threads = hopper_threads(shape),
         .shared = hopper_shared(shape)};
-    launch_attention_hopper(device, index + 4 * (a->limit > 0), launch, &hopper);
+    (few ? launch_attention_packed : launch_attention_hopper)(device, index + 4 * (a->limit > 0), launch, &hopper);
     return true;
 }
 

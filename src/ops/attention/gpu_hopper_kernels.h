@@ -10,9 +10,11 @@
  * group refills stages: a warp of a multiplying group would delay its group, because matmuls start
  * only when all four warps have arrived.
  *
- * With device_set_exact the kernels also run over a cache (cached_gpu.c): for the rows of a prompt, or
- * for one row of each sequence, whose heads of a group are packed as the rows of a tile. The row's bits
- * are those of the pass without a cache, because its tiles of keys begin at the sequence's first key. */
+ * With device_set_exact the kernels also run over a cache (cached_gpu.c). A row's bits are those of the
+ * pass without a cache, because its tiles of keys begin at the sequence's first key. Up to 64 rows, as
+ * one row of a sequence with the heads of a group packed, have kernels of one multiplying group. They
+ * are bound by memory bandwidth, so a block goes from head to head, and a warp of its own copies the
+ * next head's keys meanwhile. */
 #pragma once
 
 #include "ops/attention/gpu_tile_kernels.h"
@@ -42,18 +44,20 @@ static inline int hopper_index(int qk_dim, int v_dim) {
     return qk_dim == 192 && v_dim == 128 ? 2 : -1;
 }
 
-/* The constants of a kernel: widths of heads, keys of a tile, and stages, as many as fit. */
-typedef struct HopperShape { int qk_dim, v_dim, keys, stages; } HopperShape;
-static inline HopperShape hopper_shape(int qk_dim, int v_dim) {
-    return (HopperShape){qk_dim, v_dim, qk_dim == 64 || qk_dim == 256 ? 64 : 128, qk_dim > 128 ? 2 : 3};
+/* The constants of a kernel: widths of heads, keys of a tile, stages, as many as fit, and groups that
+ * multiply. With one, the memory of the other's queries is for those of the next head. */
+typedef struct HopperShape { int qk_dim, v_dim, keys, stages, groups; } HopperShape;
+static inline HopperShape hopper_shape(int qk_dim, int v_dim, int groups) {
+    return (HopperShape){qk_dim, v_dim, qk_dim == 64 || qk_dim == 256 ? 64 : 128, qk_dim > 128 ? 2 : 3, groups};
 }
 
-/* Blocks per multiprocessor; whether another group copies, or a thread of the last one; threads of
- * a block; elements of a stage; bytes of a block's shared memory. Two blocks of 64 columns have no
- * registers for another group, and one block waits while the other copies. */
-static inline int hopper_blocks(HopperShape s) { return s.qk_dim == 64 ? 2 : 1; }
-static inline bool hopper_copies_apart(HopperShape s) { return s.qk_dim > 64; }
-static inline int hopper_threads(HopperShape s) { return (HOPPER_GROUPS + hopper_copies_apart(s)) * 128; }
+/* Blocks per multiprocessor; whether others copy, or a thread of the last group; threads of a block,
+ * whose others are a group, or a warp beside one group; elements of a stage; bytes of a block's shared
+ * memory. Two blocks of two groups of 64 columns have no registers for another group, and one block
+ * waits while the other copies. */
+static inline int hopper_blocks(HopperShape s) { return s.qk_dim > 64 ? 1 : s.groups == 1 ? 3 : 2; }
+static inline bool hopper_copies_apart(HopperShape s) { return s.qk_dim > 64 || s.groups == 1; }
+static inline int hopper_threads(HopperShape s) { return s.groups == 1 ? 160 : (HOPPER_GROUPS + hopper_copies_apart(s)) * 128; }
 static inline int hopper_stage(HopperShape s) { return s.keys * (s.qk_dim + s.v_dim); }
 static inline int hopper_shared(HopperShape s) { return (HOPPER_ROWS * s.qk_dim + s.stages * hopper_stage(s)) * 2 + 128; }
 
@@ -175,22 +179,28 @@ INLINE SectionPlace section_place(int count, int section, int tiles) {
     return (SectionPlace){.of_all = start + x % size, .tile = x / size};
 }
 
-/* `heads`: of all sequences, those that are packed together counting once. */
+/* The place of head `of_all` of all sequences; those that are packed together count once. */
+INLINE HopperPlace head_place(const Attention *a, int of_all, int first) {
+    int of_sequence = a->heads / a->packed, head = of_all % of_sequence * a->packed;
+    return (HopperPlace){.sequence = of_all / of_sequence, .head = head, .kv_head = head / (a->heads / a->kv_heads), .first = first};
+}
+
 INLINE HopperPlace hopper_place(const Attention *a, int heads, int section, const int rows) {
-    int tiles = (hopper_total(a) + rows - 1) / rows, of_sequence = a->heads / a->packed;
+    int tiles = (hopper_total(a) + rows - 1) / rows;
     SectionPlace place = section_place(heads, section, tiles);
-    int head = place.of_all % of_sequence * a->packed;
-    return (HopperPlace){.sequence = place.of_all / of_sequence,
-        .head = head,
-        .kv_head = head / (a->heads / a->kv_heads),
-        .first = (tiles - 1 - place.tile) * rows};
+    return head_place(a, place.of_all, (tiles - 1 - place.tile) * rows);
 }
 
 /* Copies `rows` rows of a head whose columns begin at `column`, as panels of PANEL_COLUMNS columns
- * and all rows. */
-INLINE void copy_rows(LOCAL bf16 *to, uint64_t map, const int width, const int rows, int column, int row, int sheet, SharedBarrier b) {
+ * and all rows. Instead of the boxes after that of row `last`, which memory would send for nothing, it
+ * copies that one again. */
+INLINE void copy_rows_until(
+    LOCAL bf16 *to, uint64_t map, const int width, const int rows, int column, int row, int last, int sheet, SharedBarrier b) {
     UNROLL for (int panel = 0; panel < width / PANEL_COLUMNS; panel++) UNROLL for (int i = 0; i < rows; i += HOPPER_BOX)
-        copy_box(to + (panel * rows + i) * PANEL_COLUMNS, map, column + panel * PANEL_COLUMNS, row + i, sheet, b);
+        copy_box(to + (panel * rows + i) * PANEL_COLUMNS, map, column + panel * PANEL_COLUMNS, min_int(row + i, last), sheet, b);
+}
+INLINE void copy_rows(LOCAL bf16 *to, uint64_t map, const int width, const int rows, int column, int row, int sheet, SharedBarrier b) {
+    copy_rows_until(to, map, width, rows, column, row, INT32_MAX, sheet, b);
 }
 
 /* The rounds 0 .. tiles of a block. Round i has the keys of tile i, for i < tiles, and the values
@@ -198,56 +208,97 @@ INLINE void copy_rows(LOCAL bf16 *to, uint64_t map, const int width, const int r
  * barriers of their own, because keys are needed, and read, earlier; else `keys_full` and
  * `values_empty` stand for both. */
 typedef struct Rounds {
+    const AttentionHopper *h;
+    HopperPlace place;
     uint64_t queries_map, keys_map;
     LOCAL bf16 *queries, *stages;
-    SharedBarrier keys_full, keys_empty, values_full, values_empty, queries_full;
+    SharedBarrier keys_full, keys_empty, values_full, values_empty, queries_full, queries_empty;
+    int queries_phase; /* of their barriers */
     int key_column, value_column, key, tiles;
     int sheet, row; /* of key 0 in the map of keys */
+    int last;       /* row, in the map, of the last box that has keys */
     KeyBounds seen; /* by the thread's group */
 } Rounds;
 
+/* Returns the rounds of the queries at `place`, those number `turn` of the block; `block` bounds the
+ * keys of all its groups. */
+INLINE Rounds rounds_of(
+    const AttentionHopper *h, uint64_t maps, const HopperPlace *place, int turn, const KeyBounds *block, const HopperShape s) {
+    const Attention *a = &h->attention;
+    const int buffers = HOPPER_GROUPS / s.groups;
+    int key = block->low_min / s.keys * s.keys, row = a->first_rows ? a->first_rows[place->sequence] : 0;
+    LOCAL bf16 *stages = hopper_tiles + HOPPER_ROWS * s.qk_dim;
+    SharedBarrier barriers = (SharedBarrier)(stages + s.stages * hopper_stage(s)), queries_full = barriers + 4 * s.stages + turn % buffers;
+    return (Rounds){.h = h,
+        .place = *place,
+        .queries_map = maps,
+        .keys_map = maps + sizeof(TensorMap),
+        .queries = hopper_tiles + turn % buffers * GROUP_ROWS * s.qk_dim,
+        .stages = stages,
+        .keys_full = barriers,
+        .keys_empty = barriers + s.stages,
+        .values_full = barriers + 2 * s.stages,
+        .values_empty = barriers + 3 * s.stages,
+        .queries_full = queries_full,
+        .queries_empty = queries_full + buffers,
+        .queries_phase = turn / buffers,
+        .sheet = a->cached ? 0 : place->sequence,
+        .row = row,
+        .last = s.groups == 1 ? row + block->high_max / HOPPER_BOX * HOPPER_BOX : INT32_MAX,
+        .key = key,
+        .tiles = (block->high_max - key) / s.keys + 1,
+        .seen = *block,
+        .key_column = place->kv_head * s.qk_dim,
+        .value_column = a->kv_heads * s.qk_dim + place->kv_head * s.v_dim};
+}
+
 INLINE void keys_fill(const Rounds *r, const HopperShape s, int round, int stage) {
     LOCAL bf16 *to = r->stages + stage * hopper_stage(s);
-    if (round < r->tiles)
-        copy_rows(to, r->keys_map, s.qk_dim, s.keys, r->key_column, r->row + r->key + round * s.keys, r->sheet, r->keys_full + stage);
+    int row = r->row + r->key + round * s.keys;
+    if (round < r->tiles) copy_rows_until(to, r->keys_map, s.qk_dim, s.keys, r->key_column, row, r->last, r->sheet, r->keys_full + stage);
 }
 INLINE void values_fill(const Rounds *r, const HopperShape s, int round, int stage, SharedBarrier full) {
     LOCAL bf16 *to = r->stages + stage * hopper_stage(s) + s.keys * s.qk_dim;
     int row = r->row + r->key + (round - 1) * s.keys;
-    if (round > 0) copy_rows(to, r->keys_map, s.v_dim, s.keys, r->value_column, row, r->sheet, full + stage);
+    if (round > 0) copy_rows_until(to, r->keys_map, s.v_dim, s.keys, r->value_column, row, r->last, r->sheet, full + stage);
 }
 
-/* Fills the stage of a round once its parts are empty; for `use` > 0 they have been used before. */
+/* Fills the stage of a round once its parts are empty; `use` counts how often they were used before. */
 INLINE void round_fill(const Rounds *r, const HopperShape s, int round, int stage, int use) {
     int key_bytes = round < r->tiles ? s.keys * s.qk_dim * 2 : 0, value_bytes = round > 0 ? s.keys * s.v_dim * 2 : 0;
     if (hopper_copies_apart(s)) {
-        if (use > 0) shared_barrier_wait(r->keys_empty + stage, use - 1);
+        shared_barrier_wait(r->keys_empty + stage, use + 1);
         shared_barrier_expect(r->keys_full + stage, key_bytes);
         keys_fill(r, s, round, stage);
-        if (use > 0) shared_barrier_wait(r->values_empty + stage, use - 1);
+        shared_barrier_wait(r->values_empty + stage, use + 1);
         shared_barrier_expect(r->values_full + stage, value_bytes);
         values_fill(r, s, round, stage, r->values_full);
     } else {
-        if (use > 0) shared_barrier_wait(r->values_empty + stage, use - 1);
+        shared_barrier_wait(r->values_empty + stage, use + 1);
         shared_barrier_expect(r->keys_full + stage, key_bytes + value_bytes);
         keys_fill(r, s, round, stage);
         values_fill(r, s, round, stage, r->keys_full);
     }
 }
 
-/* Initializes the barriers and starts the first copies; called by the thread that copies. */
-INLINE void rounds_init(const Rounds *r, const Attention *a, const HopperPlace *p, const HopperShape s) {
-    int column = a->packed > 1 ? 0 : p->head * s.qk_dim, row = p->first + (a->packed > 1 ? p->head : 0);
+/* Initializes the barriers; called by the thread that copies, for the first queries. */
+INLINE void rounds_init(const Rounds *r, const HopperShape s) {
     for (int i = 0; i < s.stages; i++) {
-        shared_barrier_init(r->keys_full + i, 1), shared_barrier_init(r->keys_empty + i, HOPPER_GROUPS * 4);
-        shared_barrier_init(r->values_full + i, 1), shared_barrier_init(r->values_empty + i, HOPPER_GROUPS * 4);
+        shared_barrier_init(r->keys_full + i, 1), shared_barrier_init(r->keys_empty + i, s.groups * 4);
+        shared_barrier_init(r->values_full + i, 1), shared_barrier_init(r->values_empty + i, s.groups * 4);
     }
-    shared_barrier_init(r->queries_full, 1);
+    for (int i = 0; i < HOPPER_GROUPS / s.groups; i++)
+        shared_barrier_init(r->queries_full + i, 1), shared_barrier_init(r->queries_empty + i, 4);
     fence_shared_to_async();
-    shared_barrier_expect(r->queries_full, HOPPER_ROWS * s.qk_dim * 2);
-    UNROLL for (int i = 0; i < HOPPER_ROWS; i += GROUP_ROWS)
+}
+
+INLINE void queries_fill(const Rounds *r, const HopperShape s) {
+    const Attention *a = &r->h->attention;
+    const HopperPlace *p = &r->place;
+    int column = a->packed > 1 ? 0 : p->head * s.qk_dim, row = p->first + (a->packed > 1 ? p->head : 0);
+    shared_barrier_expect(r->queries_full, s.groups * GROUP_ROWS * s.qk_dim * 2);
+    UNROLL for (int i = 0; i < s.groups * GROUP_ROWS; i += GROUP_ROWS)
         copy_rows(r->queries + i * s.qk_dim, r->queries_map, s.qk_dim, GROUP_ROWS, column, row + i, p->sequence, r->queries_full);
-    for (int i = 0; i < s.stages && i <= r->tiles; i++) round_fill(r, s, i, i, 0);
 }
 
 /* Refills a round's stage for the next round that uses it. */
@@ -255,8 +306,8 @@ INLINE void round_refill(const Rounds *r, const Ring *ring, const HopperShape s,
     if (round + s.stages <= r->tiles) round_fill(r, s, round + s.stages, ring->stage, ring->phase + 1);
 }
 
-/* Release a round's keys, and the rest of its stage, for this warp. If no group copies, a thread of
- * the last group refills it. */
+/* Release a round's keys, and the rest of its stage, for this warp. If no others copy, a thread of the
+ * last group refills it. */
 INLINE void keys_done(const Rounds *r, const Ring *ring, const HopperShape s) {
     if (!hopper_copies_apart(s)) return;
     warp_barrier();
@@ -338,18 +389,19 @@ INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, con
 
 /* Ping-pong: groups take turns to start their matmuls; the first group waits for the last group's
  * previous round. */
-INLINE void pingpong_wait(int group, int round) {
-    if (group > 0 || round > 0) named_barrier_wait(1 + group, 2 * WARPGROUP);
+INLINE void pingpong_wait(int group, int round, const HopperShape s) {
+    if (s.groups > 1 && (group > 0 || round > 0)) named_barrier_wait(1 + group, 2 * WARPGROUP);
 }
-INLINE void pingpong_pass(int group, int round, int rounds) {
-    if (group < HOPPER_GROUPS - 1 || round < rounds - 1) named_barrier_arrive(1 + (group + 1) % HOPPER_GROUPS, 2 * WARPGROUP);
+INLINE void pingpong_pass(int group, int round, int rounds, const HopperShape s) {
+    if (s.groups > 1 && (group < HOPPER_GROUPS - 1 || round < rounds - 1))
+        named_barrier_arrive(1 + (group + 1) % HOPPER_GROUPS, 2 * WARPGROUP);
 }
 
 /* Runs a multiplying group: the rounds of its 64 queries from `first` on, which see the keys of
- * rounds->seen. */
-INLINE void hopper_multiply(
-    const AttentionHopper *h, const HopperPlace *place, const Rounds *rounds, int group, const HopperShape s, const bool capped) {
-    const Attention *a = &h->attention;
+ * rounds->seen. `ring` starts at the stage of round 0. */
+INLINE void hopper_multiply(const Rounds *rounds, Ring *ring, int group, const HopperShape s, const bool capped) {
+    const Attention *a = &rounds->h->attention;
+    const HopperPlace *place = &rounds->place;
     const int keys = s.keys;
     const bool apart = hopper_copies_apart(s);
     int first = place->first + group * GROUP_ROWS, tiles = rounds->tiles;
@@ -357,39 +409,38 @@ INLINE void hopper_multiply(
     HopperSoftmax softmax = {.maximum = {-__builtin_inff(), -__builtin_inff()}};
     float scores[HOPPER_MOST_KEYS / 2], out[HOPPER_MOST_WIDTH / 2];
     uint32_t weights[HOPPER_MOST_KEYS / 4];
-    LOCAL const bf16 *queries = hopper_tiles + group * GROUP_ROWS * s.qk_dim;
-    Ring ring = {0};
-    shared_barrier_wait(rounds->queries_full, 0);
-    shared_barrier_wait(rounds->keys_full, 0);
+    LOCAL const bf16 *queries = rounds->queries + group * GROUP_ROWS * s.qk_dim;
+    shared_barrier_wait(rounds->queries_full, rounds->queries_phase);
+    shared_barrier_wait(rounds->keys_full + ring->stage, ring->phase);
     warp_barrier();
-    pingpong_wait(group, 0);
+    pingpong_wait(group, 0, s);
     wgmma_begin(scores, keys);
-    rows_multiply(scores, keys, s.qk_dim, queries, GROUP_ROWS, rounds->stages);
-    pingpong_pass(group, 0, tiles);
+    rows_multiply(scores, keys, s.qk_dim, queries, GROUP_ROWS, rounds->stages + ring->stage * hopper_stage(s));
+    pingpong_pass(group, 0, tiles, s);
     wgmma_wait(scores, keys, 0);
-    keys_done(rounds, &ring, s);
+    keys_done(rounds, ring, s);
     hopper_modify(scores, keys, a, &rounds->seen, base, place->head, first, rounds->key, capped);
     hopper_softmax(&softmax, scores, keys, a->scale);
     sums_to_operand(weights, scores, keys);
-    round_done(rounds, &ring, s, 0);
+    round_done(rounds, ring, s, 0);
     UNROLL for (int i = 0; i < s.v_dim / 2; i++) out[i] = 0;
     for (int round = 1; round < tiles; round++) {
-        LOCAL const bf16 *stage = rounds->stages + ring.stage * hopper_stage(s);
-        shared_barrier_wait(rounds->keys_full + ring.stage, ring.phase);
+        LOCAL const bf16 *stage = rounds->stages + ring->stage * hopper_stage(s);
+        shared_barrier_wait(rounds->keys_full + ring->stage, ring->phase);
         warp_barrier();
-        pingpong_wait(group, round);
+        pingpong_wait(group, round, s);
         wgmma_begin(scores, keys);
         if (!apart) wgmma_begin(out, s.v_dim);
         rows_multiply(scores, keys, s.qk_dim, queries, GROUP_ROWS, stage);
         if (apart) {
-            shared_barrier_wait(rounds->values_full + ring.stage, ring.phase);
+            shared_barrier_wait(rounds->values_full + ring->stage, ring->phase);
             warp_barrier();
             wgmma_begin(out, s.v_dim);
         }
         rows_add(out, s.v_dim, weights, stage + keys * s.qk_dim, keys);
-        pingpong_pass(group, round, tiles);
+        pingpong_pass(group, round, tiles, s);
         wgmma_wait(scores, keys, 1);
-        keys_done(rounds, &ring, s);
+        keys_done(rounds, ring, s);
         hopper_modify(scores, keys, a, &rounds->seen, base, place->head, first, rounds->key + round * keys, capped);
         hopper_softmax(&softmax, scores, keys, a->scale);
         materialize_sums(scores, keys);
@@ -397,14 +448,19 @@ INLINE void hopper_multiply(
         wgmma_wait(out, s.v_dim, 0);
         if (softmax.rescales) UNROLL for (int i = 0; i < s.v_dim / 2; i++) out[i] *= softmax.rescale[i / 2 % 2];
         sums_to_operand(weights, scores, keys);
-        round_done(rounds, &ring, s, round);
+        round_done(rounds, ring, s, round);
     }
-    shared_barrier_wait((apart ? rounds->values_full : rounds->keys_full) + ring.stage, ring.phase);
+    shared_barrier_wait((apart ? rounds->values_full : rounds->keys_full) + ring->stage, ring->phase);
     warp_barrier();
     wgmma_begin(out, s.v_dim);
-    rows_add(out, s.v_dim, weights, rounds->stages + ring.stage * hopper_stage(s) + keys * s.qk_dim, keys);
+    rows_add(out, s.v_dim, weights, rounds->stages + ring->stage * hopper_stage(s) + keys * s.qk_dim, keys);
     wgmma_wait(out, s.v_dim, 0);
-    hopper_store(h, place, &softmax, out, s.v_dim);
+    if (s.groups == 1) {
+        keys_done(rounds, ring, s);
+        if (lane_id() == 0) shared_barrier_arrive(rounds->queries_empty);
+        round_done(rounds, ring, s, tiles);
+    }
+    hopper_store(rounds->h, place, &softmax, out, s.v_dim);
 }
 
 INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const HopperShape s, const bool capped) {
@@ -415,38 +471,50 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t maps, const HopperS
     KeyBounds bounds[HOPPER_GROUPS];
     UNROLL for (int i = 0; i < HOPPER_GROUPS; i++) bounds[i] = hopper_bounds(a, base, place.first + i * GROUP_ROWS, GROUP_ROWS);
     KeyBounds block = bounds_join(bounds[0], bounds[1]);
-    int key = block.low_min / s.keys * s.keys, tiles = (block.high_max - key) / s.keys + 1;
-    LOCAL bf16 *stages = hopper_tiles + HOPPER_ROWS * s.qk_dim;
-    SharedBarrier barriers = (SharedBarrier)(stages + s.stages * hopper_stage(s));
-    Rounds rounds = {.queries_map = maps,
-        .keys_map = maps + sizeof(TensorMap),
-        .queries = hopper_tiles,
-        .stages = stages,
-        .keys_full = barriers,
-        .keys_empty = barriers + s.stages,
-        .values_full = barriers + 2 * s.stages,
-        .values_empty = barriers + 3 * s.stages,
-        .queries_full = barriers + 4 * s.stages,
-        .sheet = a->cached ? 0 : place.sequence,
-        .row = a->first_rows ? a->first_rows[place.sequence] : 0,
-        .key = key,
-        .tiles = tiles,
-        .seen = group == 0 ? bounds[0] : bounds[1],
-        .key_column = place.kv_head * s.qk_dim,
-        .value_column = a->kv_heads * s.qk_dim + place.kv_head * s.v_dim};
+    Rounds rounds = rounds_of(h, maps, &place, 0, &block, s);
+    rounds.seen = group == 0 ? bounds[0] : bounds[1];
+    Ring ring = {0};
     bool copies = thread_id() == hopper_threads(s) - WARPGROUP;
-    if (copies) rounds_init(&rounds, a, &place, s);
+    if (copies) {
+        rounds_init(&rounds, s);
+        queries_fill(&rounds, s);
+        for (int i = 0; i < s.stages && i <= rounds.tiles; i++) round_fill(&rounds, s, i, i, 0);
+    }
     barrier();
     if (group < HOPPER_GROUPS || !hopper_copies_apart(s)) {
         if (hopper_copies_apart(s)) registers_raise(MULTIPLY_REGISTERS);
-        hopper_multiply(h, &place, &rounds, group, s, capped);
+        hopper_multiply(&rounds, &ring, group, s, capped);
         return;
     }
     registers_lower(COPY_REGISTERS);
-    Ring ring = {0};
-    for (int round = 0; copies && round + s.stages <= tiles; round++) {
+    for (int round = 0; copies && round + s.stages <= rounds.tiles; round++) {
         round_refill(&rounds, &ring, s, round);
         ring_advance(&ring, s.stages);
+    }
+}
+
+/* The pass of one group: a block takes every n-th of the heads of all sequences. */
+INLINE void attend_packed(const AttentionHopper *h, uint64_t maps, const HopperShape s, const bool capped) {
+    const Attention *a = &h->attention;
+    Ring ring = {0};
+    for (int turn = 0, head = block_x(); head < h->heads; turn++, head += __nvvm_read_ptx_sreg_nctaid_x()) {
+        HopperPlace place = head_place(a, head, 0);
+        KeyBounds seen = hopper_bounds(a, (int64_t)place.sequence * a->query_rows.rows, 0, GROUP_ROWS);
+        Rounds rounds = rounds_of(h, maps, &place, turn, &seen, s);
+        if (turn == 0) {
+            if (thread_id() == WARPGROUP) rounds_init(&rounds, s);
+            barrier();
+        }
+        if (thread_id() < WARPGROUP) {
+            hopper_multiply(&rounds, &ring, 0, s, capped);
+        } else if (thread_id() == WARPGROUP) {
+            shared_barrier_wait(rounds.queries_empty, rounds.queries_phase + 1);
+            queries_fill(&rounds, s);
+            for (int round = 0; round <= rounds.tiles; round++) {
+                round_fill(&rounds, s, round, ring.stage, ring.phase);
+                ring_advance(&ring, s.stages);
+            }
+        }
     }
 }
 

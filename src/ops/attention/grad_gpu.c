@@ -678,11 +678,11 @@ HOPPER(128)
 #define WIDE(name, qk_dim, v_dim, capped)                                                                           \
     KERNEL(attention_wide_keys_##name, AttentionGradHopper) {                                                       \
         BLOCK_BOUNDS((GRAD_GROUPS + 1) * WARPGROUP, 1);                                                             \
-        wide_keys_pass(&a, ARGUMENTS_ADDRESS(attention_wide_keys_##name), hopper_shape(qk_dim, v_dim), capped);     \
+        wide_keys_pass(&a, ARGUMENTS_ADDRESS(attention_wide_keys_##name), hopper_shape(qk_dim, v_dim, HOPPER_GROUPS), capped);     \
     }                                                                                                               \
     KERNEL(attention_wide_queries_##name, AttentionGradHopper) {                                                    \
         BLOCK_BOUNDS((GRAD_GROUPS + 1) * WARPGROUP, 1);                                                             \
-        wide_queries_pass(&a, ARGUMENTS_ADDRESS(attention_wide_queries_##name), hopper_shape(qk_dim, v_dim), capped); \
+        wide_queries_pass(&a, ARGUMENTS_ADDRESS(attention_wide_queries_##name), hopper_shape(qk_dim, v_dim, HOPPER_GROUPS), capped); \
     }
 WIDE(192, 192, 128, false)
 WIDE(256, 256, 256, false)
@@ -862,7 +862,7 @@ static void launch_narrow(Device *device, const AttentionGradHopper *hopper, int
 /* Launches both passes of wide heads. */
 static void launch_wide(Device *device, const AttentionGradHopper *hopper, int64_t sequences) {
     const Attention *a = &hopper->attention;
-    HopperShape shape = hopper_shape(a->qk_dim, a->v_dim);
+    HopperShape shape = hopper_shape(a->qk_dim, a->v_dim, HOPPER_GROUPS);
     int index = a->qk_dim == 256, capped = 2 * (a->limit > 0), threads = (GRAD_GROUPS + 1) * 128;
     LaunchShape rows = {.x = sequences * hopper->tiles, .y = a->heads, .threads = 128};
     LaunchShape queries = {.x = hopper->all_heads * divide_up(a->query_rows.rows, HOPPER_ROWS), .threads = threads};
