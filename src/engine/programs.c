@@ -246,7 +246,9 @@ static void load_choice(const EnginePrograms *e, const Program *program, int64_t
 /* Runs a program that draws, and reads what it drew. */
 static void run_draws(EnginePrograms *e, const Program *program) {
     *(int32_t *)executor_tensor(program->executor, program->model.limit) = (int32_t)int_min(e->sizes.limit, e->config->vocabulary);
+    device_overlap_launches(e->device, program->model.length == 1);
     executor_run(program->executor);
+    device_overlap_launches(e->device, false);
     executor_read(program->executor, program->model.drawn, e->drawn);
 }
 
