@@ -48,6 +48,11 @@ static bool check_exact(const Config *config, Error *error) {
     said.exact = config->exact;
     bool possible = needs_check(config, &said, error);
     options_free_strings(&strings);
+    if (possible && config->exact && config->lora.rank)
+        return error_set(error, ERROR_USAGE,
+            "exact=true with lora.rank=%lld: the weights here have the adapters added, which training computes apart, so no bits would be "
+            "equal. Set exact=false, or write a model with smelt convert and compare training of that model",
+            (long long)config->lora.rank);
     return possible;
 }
 

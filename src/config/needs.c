@@ -132,7 +132,6 @@ static const Need rows[] = {
     {"fp8.min_size", "fp8.recipe", has_recipe, REFUSE},
     {"exact", TEXT_ONLY, is_text, REFUSE},
     {"exact", "fp8.recipe=none", is_exact_in_type, REFUSE},
-    {"exact", "lora.rank=0", trains_all, REFUSE},
     {"exact", "layout.tp=1 and layout.cp=1", is_exact_in_layout, REFUSE},
     {"exact", "model.logit_cap=0", is_exact_in_head, REFUSE},
     {"exact_gemm", "bf16 on a CPU", multiplies_bf16, START},

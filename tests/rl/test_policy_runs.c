@@ -178,11 +178,12 @@ static void every_loss_trains(void **state) {
 static void the_reference_has_the_first_weights(void **state) {
     (void)state;
     smelt_good(SHORT "run=full");
-    smelt_good(SHORT "run=adapters lora.rank=4 rl.updates=1");
+    smelt_good(SHORT "run=adapters lora.rank=4 rl.updates=1 exact=true");
     assert_true(recorded("full", "step", 0, "kl") == 0);
     assert_true(recorded("full", "step", -1, "kl") > 0);
     assert_true(recorded("adapters", "step", 0, "kl") == 0);
     assert_true(recorded("adapters", "step", -1, "kl") > 0);
+    assert_no_mismatch("adapters");
 }
 
 static void a_teacher_is_imitated(void **state) {
@@ -229,6 +230,7 @@ static void what_cannot_work_is_refused(void **state) {
     smelt_says(ERROR_USAGE, "batch.tokens", REVERSE "run=x batch.tokens=2048");
     smelt_says(ERROR_USAGE, "set init=MODEL", POLICY "run=x data.train=prompts.jsonl rl.loss=grpo rl.reward=exact");
     smelt_says(ERROR_DATA, "answer", REVERSE "run=x data.train=words.jsonl");
+    smelt_says(ERROR_USAGE, "exact=true with lora.rank=4", "generate adapters a exact=true");
 }
 
 static void rewards_that_never_vary_are_named(void **state) {

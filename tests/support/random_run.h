@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/backend.h"
+#include "base/element.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -42,8 +43,8 @@ static inline void random_run_weights(const Graph *graph, const ModelConfig *con
         if (p->init_std > 0 || (balance_bias && hf_class(config)->lacks_router_biases)) continue;
         for (int64_t j = 0; j < p->count; j++) {
             double noise = (balance_bias ? 0.02 : 0.2) * rng_normal(2, hash_bytes(p->name, strlen(p->name)), j);
-            if (graph->precision == PRECISION_FP64) ((double *)parameter_in(p, master))[j] += noise;
-            else ((float *)parameter_in(p, master))[j] += (float)noise;
+            void *to = parameter_in(p, master);
+            element_set(p->element_bytes, to, j, element_get(p->element_bytes, to, j) + noise);
         }
     }
 }
