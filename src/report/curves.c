@@ -44,7 +44,7 @@ static double point_x(const Plot *plot, const Point *point) {
 static void line_make(const Plot *plot, const History *history, Line *line) {
     enum { SMOOTHED_PARTS = 100 };
     Point points[LINE_POINTS];
-    line->count = history_thinned(history, LINE_POINTS, points);
+    line->count = history_thinned(history, plot->page->count > 1 ? LINE_POINTS / 2 : LINE_POINTS, points);
     line->merged = (int64_t)line->count < history->steps;
     line->smoothed = plot->curve->smoothed && line->count >= SMOOTHED_FROM;
     for (size_t i = 0; i < line->count; i++) {
@@ -190,8 +190,8 @@ static void draw_evaluations(const Plot *plot, const History *history, const cha
     chart_clip_begin(&plot->chart);
     chart_curve(&plot->chart, style, x, y, marks->thin.count);
     chart_clip_end(&plot->chart);
-    enum { DOTS = 60 }; /* more would hide the curve */
-    size_t stride = marks->thin.count / DOTS + 1;
+    enum { DOTS = 64 }; /* of all runs; more would hide the curves */
+    size_t stride = marks->thin.count * (size_t)plot->page->count / DOTS + 1;
     for (size_t i = 0; i < marks->thin.count; i += stride) draw_evaluation(plot, history, style, run, &marks->items[i]);
     if (marks->thin.seen > 0) draw_evaluation(plot, history, style, run, &marks->last);
     draw_evaluation(plot, history, style, run, &history->best);

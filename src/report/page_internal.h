@@ -37,7 +37,7 @@ typedef struct Curve {
     bool smoothed; /* if there are enough points */
 } Curve;
 
-enum { LINE_POINTS = 200 /* of a line without the script, which has all points (points.c) */ };
+enum { LINE_POINTS = 200 /* of a line without the script, which has all points (points.c); of several runs half as many */ };
 
 /* One curve of one run. */
 typedef struct Line {

@@ -50,7 +50,7 @@ static void print_column(const RunPoints *points, PointValue *value, StepField s
     putc(']', points->out);
 }
 
-/* Prints "loss":[means, lows, highs]; without lows and highs if each point is a single step. */
+/* Prints "loss":[means, lows, highs]; without lows and highs if each point is a single step, and of the learning rate, whose range is narrow. */
 static void print_series(const RunPoints *points, bool ranges) {
     const char *comma = "";
     for (StepField series = 0; series < SERIES_COUNT; series++) {
@@ -59,17 +59,20 @@ static void print_series(const RunPoints *points, bool ranges) {
         if (!known) continue;
         fprintf(points->out, "%s\"%s\":[", comma, step_fields[series]);
         print_column(points, point_mean, series, 5);
-        if (ranges) putc(',', points->out), print_column(points, point_low, series, 4);
-        if (ranges) putc(',', points->out), print_column(points, point_high, series, 4);
+        if (ranges && series != SERIES_LR) {
+            putc(',', points->out), print_column(points, point_low, series, 4);
+            putc(',', points->out), print_column(points, point_high, series, 4);
+        }
         putc(']', points->out);
         comma = ",";
     }
 }
 
-static void print_evaluations(FILE *out, const Marks *marks) {
-    for (size_t i = 0; i <= marks->thin.count && marks->thin.seen > 0; i++) {
+/* Prints every `stride`-th evaluation, and the last one. */
+static void print_evaluations(FILE *out, const Marks *marks, size_t stride) {
+    for (size_t i = 0; i < marks->thin.count + stride && marks->thin.seen > 0; i += stride) {
         const Mark *mark = i < marks->thin.count ? &marks->items[i] : &marks->last;
-        if (i == marks->thin.count && mark->step == marks->items[i - 1].step) continue;
+        if (i >= marks->thin.count && mark->step == marks->items[i - stride].step) continue;
         fprintf(out, "%s[%lld,", i > 0 ? "," : "", (long long)mark->step);
         print_point_number(out, mark->value, 6);
         putc(',', out);
@@ -90,9 +93,8 @@ static void print_events(FILE *out, const RunView *view) {
 
 /* Prints one run: its points, then what happened at single steps. */
 static void print_run(const Page *page, const RunView *view, RunPoints *points) {
-    enum { DIGITS = 15, LEAST = 200 };
-    const size_t share = HISTORY_POINTS / (size_t)page->count;
-    points->count = history_thinned(view->history, share > LEAST ? share : LEAST, points->items);
+    enum { DIGITS = 15 };
+    points->count = history_thinned(view->history, HISTORY_POINTS / (size_t)page->count, points->items);
     for (size_t i = 0; i < points->count; i++) points->items[i].time -= view->history->first_time; /* page.js needs hours alone */
     const bool merged = (int64_t)points->count < view->history->steps;
     fputs("{\"name\":", page->out);
@@ -106,7 +108,7 @@ static void print_run(const Page *page, const RunView *view, RunPoints *points) 
     fputs(",\"series\":{", page->out);
     print_series(points, merged && page->count == 1);
     fputs("},\"evaluations\":[", page->out);
-    print_evaluations(page->out, &view->history->evaluations);
+    print_evaluations(page->out, &view->history->evaluations, (size_t)page->count);
     fputs("],\"events\":[", page->out);
     print_events(page->out, view);
     fputs("]}", page->out);

@@ -230,6 +230,10 @@ def try_long(browser, smelt):
         for step in range(1, 1000001):
             file.write(f'{{"kind": "step", "step": {step}, "loss": {2 + math.sin(step) / 9:.5f}, "grad_norm": {1 + step % 7}, "lr": {step * 1e-9:.6g}, '
                        f'"tokens_seen": {step * 524288}, "tokens_per_second": {1000 + step % 99}, "time": {1790000000 + step}}}\n')
+            if step % 1000 == 0:
+                file.write(f'{{"kind": "evaluation", "step": {step}, "loss": {2 + math.cos(step) / 9:.6f}, "bits_per_byte": 0.6543}}\n')
+                file.write(f'{{"kind": "checkpoint", "step": {step}, "bytes": 96000000000, "milliseconds": 9000}}\n')
+                file.write(f'{{"kind": "sample", "step": {step}, "prompt": "Once upon a time", "text": "{"there was a fox. " * 15}"}}\n')
     subprocess.run([smelt, "report", "long", "out=long.html"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     check("a page of 1,000,000 steps is under 250 KB", os.path.getsize("long.html") < 250000, os.path.getsize("long.html"))
     begin = time.time()
