@@ -160,7 +160,7 @@ static bool check_idle_options(const GenerationOptions *options, const ModelConf
     static const char *const of_images[] = {"guidance", "png", "vae", "steps", "shift", "height", "width", NULL};
     static const char *const of_files[] = {"samples", "slots", "ids", "template", "stop", "min_p", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "logit_bias", "top_logprobs", "out", "overwrite", NULL};
-    static const char *const alone[] = {"cache", "layout.cp", "layout.tp", NULL};
+    static const char *const alone[] = {"cache", "layout.cp", NULL};
     static const char *const of_guidance[] = {"guidance", NULL};
     if (!model_makes_images(model))
         return command_refuse_idle(&table, options, of_images, "only image models use it, but this model makes text", error) &&

@@ -43,6 +43,7 @@ struct PromptBatch {
     const GenerationOptions *options;
     const char *folder, *path;
     const Config *config;
+    bool leads; /* writes the results; other ranks compute them too */
     ModelText *text;
     ModelChat chat; /* opened for the first record with messages */
     ChatDocument document;
@@ -228,7 +229,7 @@ static bool check_out(const PromptBatch *b, Error *error) {
 /* Replaces an old file, so it is called when generation can begin. */
 static bool open_out(PromptBatch *b, Error *error) {
     const char *out = b->options->images.out;
-    return !*out || ((!file_exists(out) || file_remove(out, error)) && file_open_append(&b->out, out, true, error));
+    return !b->leads || !*out || ((!file_exists(out) || file_remove(out, error)) && file_open_append(&b->out, out, true, error));
 }
 
 /* -- Running ------------------------------------------------------------------------------------------------------- */
@@ -297,10 +298,13 @@ static bool run_batch(PromptBatch *b, Engine *engine, Error *error) {
     Progress progress = progress_start("generating", "samples", (int64_t)b->count * b->options->samples);
     double begin = log_seconds();
     while (engine_busy(engine)) {
-        if (!engine_step(engine, error) || !write_ended(b, error)) return false;
+        if (!engine_step(engine, error)) return false;
+        if (!b->leads) continue;
+        if (!write_ended(b, error)) return false;
         progress_made(&progress, "tokens", b->generated);
         progress_update(&progress, b->ended);
     }
+    if (!b->leads) return true;
     progress_finish(&progress);
     EngineCounts counts = engine_counts(engine);
     double seconds = fmax(log_seconds() - begin, 1e-9);
@@ -314,6 +318,7 @@ bool generate_batch(
     Inference *inference, const char *const words[2], Config *config, const GenerationOptions *options, ModelText *text, Error *error) {
     const char *folder = words[0], *path = words[1];
     SCOPED(batch_close) PromptBatch b = {.options = options, .folder = folder, .path = path, .config = config, .text = text};
+    b.leads = inference_leads(inference);
     generation_limit_context(config, options->context);
     if (*options->stop && text->numbers) return error_set(error, ERROR_USAGE, "stop= needs the tokenizer: remove text=false");
     if (options->top_logprobs && !options->ids && !text->numbers)

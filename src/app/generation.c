@@ -223,16 +223,25 @@ Generator *generation_open(Inference *inference, const char *folder, Config *con
     return generator;
 }
 
+/* The ranks of an engine divide the model, and not the caches by position. */
+static bool choose_engine_layout(const GenerationOptions *options, int ranks, Config *config, Error *error) {
+    int64_t tp = int_max(options->layout.tp, 1);
+    char broken[256];
+    if (tp != ranks)
+        return error_set(error, ERROR_USAGE,
+            "layout.tp=%" PRId64 " does not match %d rank%s: many sequences at once need a rank for each part of the model, as in smelt "
+            "launch -n 2 -- generate MODEL PROMPTS.jsonl layout.tp=2",
+            tp, ranks, plural(ranks));
+    lay_out_ranks(config, tp, 1);
+    return !layout_breaks(config, 0, broken, sizeof broken) || error_set(error, ERROR_USAGE, "%s", broken);
+}
+
 Engine *generation_open_engine(
     Inference *inference, const char *folder, Config *config, const GenerationOptions *options, EngineSizes sizes, Error *error) {
-    if (comm_size(inference->comm) > 1) {
-        error_set(
-            error, ERROR_USAGE, "a file of prompts works with one process, but there are %d: start only one", comm_size(inference->comm));
-        return NULL;
-    }
-    lay_out_ranks(config, 1, 1);
+    if (!choose_engine_layout(options, comm_size(inference->comm), config, error)) return NULL;
     if (!inference_open(inference, config, options->device, options->precision, options->threads, error)) return NULL;
-    Engine *engine = weights_open_engine(folder, config, inference->precision, inference->device, sizes, error);
+    const EnginePlace place = {&inference->mesh, inference->precision, inference->device};
+    Engine *engine = weights_open_engine(folder, config, place, sizes, error);
     if (engine) inference_check_fp8(inference, config, engine_graph(engine));
     return engine;
 }

@@ -128,7 +128,7 @@ static bool run_batch_bench(Bench *bench, Error *error) {
     if (!bench_open_device(bench, precision, error)) return false;
     SCOPED(close_batch) BatchRun run = {.model = &config->model, .temperature = options->temperature, .prompt = options->prompt};
     EngineSizes sizes = {.slots = most, .cache_rows = most * rows_each, .limit = config->model.vocabulary};
-    run.engine = engine_create(&config->model, precision, bench->device, sizes, error);
+    run.engine = engine_create(&config->model, (EnginePlace){NULL, precision, bench->device}, sizes, error);
     if (!run.engine || !model_initialize(engine_graph(run.engine), &config->model, config->seed, bench->device, engine_master(run.engine),
                            engine_weights(run.engine), error))
         return false;

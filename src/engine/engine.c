@@ -54,14 +54,7 @@ struct Engine {
     bool waits;
 };
 
-Engine *engine_create(const ModelConfig *config, Precision precision, Device *device, EngineSizes sizes, Error *error) {
-    return engine_create_beside(config, precision, NULL, device, sizes, error);
-}
-
-Engine *engine_create_beside(
-    const ModelConfig *config, Precision precision, const EngineOwner *owner, Device *device, EngineSizes sizes, Error *error) {
-    assert(sizes.slots > 0 && sizes.slots <= ENGINE_MOST_SLOTS);
-    EnginePrograms *programs = engine_programs_create(config, precision, owner, device, &sizes, error);
+static Engine *create_engine(EnginePrograms *programs, const ModelConfig *config, EngineSizes sizes) {
     if (!programs) return NULL;
     Engine *e = memory_allocate(sizeof *e);
     *e = (Engine){.config = config, .sizes = sizes, .programs = programs, .end = &e->first};
@@ -71,6 +64,18 @@ Engine *engine_create_beside(
     e->rows = memory_allocate((size_t)sizes.slots * sizeof *e->rows);
     e->pool = (RowPool){.rows = sizes.cache_rows, .ranges = memory_allocate((size_t)sizes.slots * sizeof *e->pool.ranges)};
     return e;
+}
+
+Engine *engine_create(const ModelConfig *config, EnginePlace place, EngineSizes sizes, Error *error) {
+    EnginePrograms *programs = engine_programs_create(config, NULL, place, &sizes, error);
+    return create_engine(programs, config, sizes);
+}
+
+Engine *engine_create_beside(
+    const ModelConfig *config, Precision precision, const EngineOwner *owner, Device *device, EngineSizes sizes, Error *error) {
+    const EnginePlace place = {owner->program->model.graph->mesh, precision, device};
+    EnginePrograms *programs = engine_programs_create(config, owner, place, &sizes, error);
+    return create_engine(programs, config, sizes);
 }
 
 void engine_free(Engine *e) {

@@ -13,8 +13,8 @@
  * The tokens of a sample are a function of the weights, its prompt, its sampling and its number: not
  * of other sequences, up to the rounding of kernels that depend on the number of rows.
  *
- * Ranks over which tensor parallelism divides the owner's model (EngineOwner) each have an engine, with
- * the same requests and steps, and get the same tokens. */
+ * Ranks over which tensor parallelism divides a model each have an engine, with the same requests and
+ * steps, and get the same tokens. */
 #pragma once
 
 #include <jansson.h>
@@ -98,9 +98,15 @@ typedef struct EngineRequest {
 
 typedef struct Engine Engine;
 
-/* Allocates weights (zero) and caches. `config` and the device outlive the engine. ERROR_MEMORY if
- * not even one sequence of the context, or all useful rows, would fit. */
-Engine *engine_create(const ModelConfig *config, Precision precision, Device *device, EngineSizes sizes, Error *error);
+/* Where an engine runs, and in which precision. The device and the mesh (NULL: one rank) outlive it. */
+typedef struct EnginePlace {
+    const Mesh *mesh;
+    Precision precision;
+    Device *device;
+} EnginePlace;
+
+/* Allocates weights (zero) and caches. `config` outlives the engine. ERROR_MEMORY if not even one sequence of the context, or all useful rows, would fit. */
+Engine *engine_create(const ModelConfig *config, EnginePlace place, EngineSizes sizes, Error *error);
 /* The owner of the weights with which an engine generates: a started program of the same model and
  * precision, with whole weights, and what it was built with. Borrowed; it outlives the engine and does
  * not run while the engine does. */

@@ -27,7 +27,7 @@ struct EnginePrograms {
     const ModelConfig *config;
     Precision precision;
     const EngineOwner *owner; /* of the weights; NULL: the programs */
-    const Mesh *mesh;         /* the owner's; NULL: one rank */
+    const Mesh *mesh;         /* NULL: one rank */
     Device *device;
     EngineSizes sizes;
     /* Batches by sequences, then blocks by `block_lengths`, then by `score_lengths` with
@@ -165,10 +165,11 @@ static bool start_engine(EnginePrograms *e, Error *error) {
 }
 
 EnginePrograms *engine_programs_create(
-    const ModelConfig *config, Precision precision, const EngineOwner *owner, Device *device, EngineSizes *sizes, Error *error) {
+    const ModelConfig *config, const EngineOwner *owner, EnginePlace place, EngineSizes *sizes, Error *error) {
     EnginePrograms *e = memory_allocate(sizeof *e);
-    *e = (EnginePrograms){.config = config, .precision = precision, .owner = owner, .device = device, .sizes = *sizes};
-    if (owner) e->mesh = owner->program->model.graph->mesh;
+    assert(sizes->slots > 0 && sizes->slots <= ENGINE_MOST_SLOTS);
+    *e = (EnginePrograms){
+        .config = config, .owner = owner, .mesh = place.mesh, .precision = place.precision, .device = place.device, .sizes = *sizes};
     if (!start_engine(e, error)) {
         engine_programs_free(e);
         return NULL;

@@ -22,7 +22,7 @@ typedef struct EnginePrograms EnginePrograms;
 
 /* `owner` NULL: the programs have their own weights. */
 EnginePrograms *engine_programs_create(
-    const ModelConfig *config, Precision precision, const EngineOwner *owner, Device *device, EngineSizes *sizes, Error *error);
+    const ModelConfig *config, const EngineOwner *owner, EnginePlace place, EngineSizes *sizes, Error *error);
 void engine_programs_free(EnginePrograms *programs);
 const Graph *engine_programs_graph(const EnginePrograms *programs);
 void *engine_programs_arena(const EnginePrograms *programs, Arena arena);

@@ -154,10 +154,9 @@ Generator *weights_open_generator(
     return NULL;
 }
 
-Engine *weights_open_engine(
-    const char *folder, const Config *config, Precision precision, Device *device, EngineSizes sizes, Error *error) {
-    Engine *e = engine_create(&config->model, precision, device, sizes, error);
-    if (e && load_arenas(folder, config, engine_graph(e), device, engine_master(e), engine_weights(e), error)) return e;
+Engine *weights_open_engine(const char *folder, const Config *config, EnginePlace place, EngineSizes sizes, Error *error) {
+    Engine *e = engine_create(&config->model, place, sizes, error);
+    if (e && load_arenas(folder, config, engine_graph(e), place.device, engine_master(e), engine_weights(e), error)) return e;
     engine_free(e);
     return NULL;
 }

@@ -29,8 +29,8 @@ void weights_take_shards(Session *session, const WeightSource *source);
  * configuration is `config`. */
 Generator *weights_open_generator(
     const char *folder, const Mesh *mesh, const Config *config, Precision precision, Device *device, bool cache, Error *error);
-/* Opens an engine (engine_create) with these weights, on one rank. */
-Engine *weights_open_engine(const char *folder, const Config *config, Precision precision, Device *device, EngineSizes sizes, Error *error);
+/* Opens an engine (engine_create) with these weights. */
+Engine *weights_open_engine(const char *folder, const Config *config, EnginePlace place, EngineSizes sizes, Error *error);
 /* Fills both weight arenas of a planned program on its device. Model folders are read parameter by
  * parameter. */
 bool weights_load_program(const char *folder, const Config *config, Executor *executor, Error *error);

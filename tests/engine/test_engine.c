@@ -71,7 +71,7 @@ static Asked random_request(uint64_t *at, int samples, double temperature) {
 static Engine *create_engine(const Config *config, Precision precision, EngineSizes sizes) {
     Error error = {0};
     sizes.limit = BYTE_VOCABULARY;
-    Engine *engine = engine_create(&config->model, precision, device_cpu(), sizes, &error);
+    Engine *engine = engine_create(&config->model, (EnginePlace){NULL, precision, device_cpu()}, sizes, &error);
     if (!engine) fail_msg("%s", error.message);
     random_run_weights(engine_graph(engine), &config->model, engine_master(engine));
     model_cast_weights(engine_graph(engine), device_cpu(), engine_master(engine), engine_weights(engine));

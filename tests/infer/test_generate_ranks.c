@@ -96,6 +96,87 @@ static Outcome generate(const Mesh *mesh, Config *config, int prompt, Precision 
     return outcome;
 }
 
+/* -- Many sequences at once ---------------------------------------------------------------------------------------- */
+
+static const Sharing engine_sharing = {"engine", 1, 2, PRECISION_FP64, 0};
+enum { REQUESTS = 5, SAMPLES = 2, ENGINE_SLOTS = 4 };
+
+/* The samples of all requests, by request and sample. */
+typedef struct Drawn {
+    int32_t tokens[REQUESTS * SAMPLES][GENERATED];
+    int counts[REQUESTS * SAMPLES];
+} Drawn;
+
+typedef struct DrawnRequest {
+    Drawn *drawn;
+    int index;
+} DrawnRequest;
+
+static bool take_drawn(void *context, int sample, const EngineToken *token) {
+    DrawnRequest *request = context;
+    int at = request->index * SAMPLES + sample;
+    request->drawn->tokens[at][request->drawn->counts[at]++] = token->token;
+    return true;
+}
+
+static void end_drawn(void *context, int sample, EngineEnd end) {
+    const DrawnRequest *request = context;
+    assert_int_equal(end, ENGINE_LENGTH);
+    assert_int_equal(request->drawn->counts[request->index * SAMPLES + sample], GENERATED);
+}
+
+static Drawn draw(const Mesh *mesh, Config *config) {
+    Error error = {0};
+    Drawn drawn = {0};
+    DrawnRequest requests[REQUESTS];
+    int32_t prompt[POSITIONS];
+    char run[] = "/tmp/smelt-test-ranks-XXXXXX";
+    const EngineSizes sizes = {.slots = ENGINE_SLOTS, .limit = BYTE_VOCABULARY};
+    if (!mkdtemp(run)) fail_msg("no folder");
+    config->run = run;
+    config->precision = engine_sharing.precision;
+    for (int i = 0; i < POSITIONS; i++) prompt[i] = i * 31 % BYTE_VOCABULARY;
+    Engine *engine = random_run_write(config, &error)
+                         ? weights_open_engine(run, config, (EnginePlace){mesh, engine_sharing.precision, device_cpu()}, sizes, &error)
+                         : NULL;
+    if (!engine) fail_msg("%s", error.message);
+    for (int i = 0; i < REQUESTS; i++) {
+        requests[i] = (DrawnRequest){&drawn, i};
+        const EngineRequest request = {.prompt = prompt,
+            .prompt_count = 1 + 17 * i,
+            .tokens = GENERATED,
+            .samples = SAMPLES,
+            .sampling = {.temperature = 1, .top_p = 1, .seed = 7},
+            .number = (uint64_t)(i * SAMPLES),
+            .token = take_drawn,
+            .end = end_drawn,
+            .context = &requests[i]};
+        if (!engine_submit(engine, &request, &error)) fail_msg("%s", error.message);
+    }
+    while (engine_busy(engine))
+        if (!engine_step(engine, &error)) fail_msg("%s", error.message);
+    engine_free(engine);
+    if (!file_remove(run, &error)) fail_msg("%s", error.message);
+    return drawn;
+}
+
+static void print_drawn(Comm *comm) {
+    Error error = {0};
+    for (int family = 0; family < FAMILIES; family++) {
+        if (!is_possible(&engine_sharing, family)) continue;
+        OptionStrings strings = {0};
+        Config config = configure_for(&engine_sharing, family, &strings);
+        Mesh mesh;
+        if (!layout_open_mesh(&mesh, &config, comm, &error)) fail_msg("%s", error.message);
+        Drawn drawn = draw(&mesh, &config);
+        for (int i = 0; i < REQUESTS * SAMPLES * GENERATED; i++) printf("%d ", drawn.tokens[i / GENERATED][i % GENERATED]);
+        mesh_close(&mesh);
+        options_free_strings(&strings);
+    }
+}
+
+/* -- What a token sends -------------------------------------------------------------------------------------------- */
+
 /* Bytes that this rank sends for the token at a position. */
 static int64_t token_bytes(const Mesh *mesh, Config *config, int position) {
     Error error = {0};
@@ -146,6 +227,7 @@ static int run_rank(const char *role) {
     for (int i = 0; i < SHARINGS; i++)
         if (!strcmp(role, sharings[i].name)) print_outcomes(comm, &sharings[i]);
     if (!strcmp(role, "bytes")) print_bytes(comm);
+    if (!strcmp(role, engine_sharing.name)) print_drawn(comm);
     comm_close(comm);
     return 0;
 }
@@ -208,6 +290,35 @@ static void ranks_that_share_the_model_give_the_logits_and_tokens_of_one(void **
     (void)state;
     expect_one_process(&sharings[2], 8);
     expect_one_process(&sharings[3], 8);
+}
+
+static void an_engine_on_ranks_draws_the_tokens_of_one(void **state) {
+    (void)state;
+    Ranks ranks;
+    int families_drawn = 0;
+    start_ranks(&ranks, engine_sharing.tp, engine_sharing.name);
+    finish_ranks(&ranks);
+    for (int i = 0; i < ranks.size; i++) {
+        if (ranks.results[i].code != 0) fail_msg("rank %d: %s", i, ranks.results[i].errors);
+        assert_string_equal(ranks.results[i].output, ranks.results[0].output);
+    }
+    char *text = ranks.results[0].output;
+    for (int family = 0; family < FAMILIES; family++) {
+        if (!is_possible(&engine_sharing, family)) continue;
+        OptionStrings strings = {0};
+        Config config = configure(&families[family], POSITIONS, &strings);
+        Drawn alone = draw(NULL, &config);
+        for (int i = 0; i < REQUESTS * SAMPLES * GENERATED; i++) {
+            int32_t token = (int32_t)strtol(text, &text, 10);
+            if (token != alone.tokens[i / GENERATED][i % GENERATED])
+                fail_msg("%s, sample %d: token %d is %d, %d alone", families[family].name, i / GENERATED, i % GENERATED, token,
+                    alone.tokens[i / GENERATED][i % GENERATED]);
+        }
+        families_drawn++;
+        options_free_strings(&strings);
+    }
+    assert_true(families_drawn >= FAMILIES - 8);
+    free_ranks(&ranks);
 }
 
 static void what_a_token_sends_does_not_depend_on_the_context(void **state) {
@@ -349,6 +460,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_that_share_the_cache_give_the_logits_and_tokens_of_one),
         cmocka_unit_test(ranks_that_share_the_model_give_the_logits_and_tokens_of_one),
+        cmocka_unit_test(an_engine_on_ranks_draws_the_tokens_of_one),
         cmocka_unit_test(what_a_token_sends_does_not_depend_on_the_context),
         EACH_ISA(TRAIN_TEST(the_command_writes_what_one_process_writes)),
         TRAIN_TEST(an_evaluation_by_ranks_is_that_of_one_process),
