@@ -406,7 +406,7 @@ GemmArguments gpu_gemm_arguments(const Gemm *gemm) {
     GemmArguments g = {.a = gemm->a, .b = gemm->b, .c = gemm->c, .bias = gemm->bias, .problems = 1, .alpha = 1};
     g.lda = gemm->lda, g.ldb = gemm->ldb, g.ldc = gemm->ldc;
     g.m = (int32_t)gemm->m, g.n = (int32_t)gemm->n, g.k = (int32_t)gemm->k;
-    g.b_lasts = gemm->b_lasts, g.transpose_a = gemm->transpose_a, g.transpose_b = gemm->transpose_b, g.wide = gemm->output == GEMM_F32;
+    g.transpose_a = gemm->transpose_a, g.transpose_b = gemm->transpose_b, g.wide = gemm->output == GEMM_F32;
     g.d = gemm->accumulate ? gemm->c : NULL, g.beta = gemm->accumulate;
     return g;
 }

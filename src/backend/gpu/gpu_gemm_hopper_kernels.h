@@ -18,9 +18,6 @@
  * round: each keeps a cluster busy for half the time. Bits do not depend on which cluster computes
  * a unit.
  *
- * If launches overlap (device_overlap_launches) and B lasts, the producer fills the first stages with
- * B while the preceding kernel ends, and then waits for it.
- *
  * Warpgroups do not reallocate registers (setmaxnreg), except in kernels that promote sums: only
  * the driver can compile such kernels (ptx.c), one after another, in 0.8 s each. The main loop fits
  * into 168 registers. The epilogue could use more; this costs 3% of the speed of grouped GEMM and
@@ -280,100 +277,74 @@ INLINE SecondPlace second_place(const HopperSecond *second, int32_t column) {
     return place;
 }
 
-/* The thread that loads, of block `rank` of a cluster. */
-typedef struct Producer {
-    const GemmHopper *h;
-    uint64_t maps;
-    int32_t rank;
-    TileLayout a, b;
-    Ring ring;
-} Producer;
-
-INLINE void expect_operands(const HopperTile *t, SharedBarrier full) {
-    shared_barrier_expect(full, ((t->half ? 1 : 2) + B_BOXES) * BOX_ELEMENTS * 2);
-}
-INLINE void load_b(const Producer *p, const HopperTile *t, const Ring *ring, int32_t depth) {
-    int32_t sheet = p->h->gemm.slots_are_depth ? 0 : t->problem;
-    load_boxes(stage_at(ring) + HOPPER_A_ELEMENTS, p->maps + __builtin_offsetof(GemmHopper, b), p->b, t->column, depth, sheet,
-        stage_full(ring), B_BOXES, p->rank, !HOPPER_BESIDE);
-}
-
-/* Loads B of the first stages of the block's first tile, which are empty, and waits for the kernel
- * ahead. Returns their number. */
-INLINE int32_t load_early(const Producer *p, const HopperTile *t) {
-    int32_t count = least(t->steps, HOPPER_STAGES);
-    for (Ring ring = {0}; ring.stage < count; ring.stage++) {
-        expect_operands(t, stage_full(&ring));
-        load_b(p, t, &ring, ring.stage * TILE_DEPTH);
-    }
-    await_kernel_ahead();
-    return count;
-}
-
-/* Loads the operands of a tile, except its last `later` stages, and B of the first `early`. */
-INLINE void load_operands(Producer *p, const HopperTile *t, int32_t round, int32_t early, int32_t later) {
-    const GemmArguments *g = &p->h->gemm;
-    uint64_t map_a = p->maps + __builtin_offsetof(GemmHopper, a);
-    int32_t row = map_row(g, t), depth = g->slots_are_depth ? t->slot : 0, sheet = g->offset ? 0 : t->problem;
+/* Loads the operands of a tile, except its last `later` stages. */
+INLINE void load_operands(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int32_t rank, int32_t round, int32_t later,
+    TileLayout a, TileLayout b) {
+    const GemmArguments *g = &h->gemm;
+    uint64_t map_a = maps + __builtin_offsetof(GemmHopper, a), map_b = maps + __builtin_offsetof(GemmHopper, b);
+    int32_t row = map_row(g, t), depth = g->slots_are_depth ? t->slot : 0, groups = t->half ? 1 : 2;
+    int32_t a_sheet = g->offset ? 0 : t->problem, b_sheet = g->slots_are_depth ? 0 : t->problem;
     for (int32_t step = 0; step < t->steps - later; step++, depth += TILE_DEPTH) {
-        SharedBarrier full = stage_full(&p->ring);
-        shared_barrier_wait(stage_empty(&p->ring), p->ring.phase + 1);
+        LOCAL bf16 *stage = stage_at(ring);
+        SharedBarrier full = stage_full(ring);
+        shared_barrier_wait(stage_empty(ring), ring->phase + 1);
         if (step == 0) hopper_shared->tiles[round % HOPPER_TILES] = *t;
-        if (step >= early) expect_operands(t, full);
-        load_boxes(stage_at(&p->ring), map_a, p->a, row, depth, sheet, full, t->half ? 1 : 2, p->rank, HOPPER_BESIDE);
-        if (step >= early) load_b(p, t, &p->ring, depth);
-        ring_advance(&p->ring, HOPPER_STAGES);
+        shared_barrier_expect(full, (groups + B_BOXES) * BOX_ELEMENTS * 2);
+        load_boxes(stage, map_a, a, row, depth, a_sheet, full, groups, rank, HOPPER_BESIDE);
+        load_boxes(stage + HOPPER_A_ELEMENTS, map_b, b, t->column, depth, b_sheet, full, B_BOXES, rank, !HOPPER_BESIDE);
+        ring_advance(ring, HOPPER_STAGES);
     }
 }
 
 /* Loads the last stages of a tile, which belong to a second product, in the same way. */
-INLINE void load_second(Producer *p, const HopperTile *t, const SecondPlace *place) {
-    uint64_t map_a = p->maps + __builtin_offsetof(GemmHopperTwo, second.a), map_b = p->maps + __builtin_offsetof(GemmHopperTwo, second.b);
+INLINE void load_second(
+    uint64_t maps, const HopperTile *t, const SecondPlace *place, Ring *ring, int32_t rank, TileLayout a, TileLayout b) {
+    uint64_t map_a = maps + __builtin_offsetof(GemmHopperTwo, second.a), map_b = maps + __builtin_offsetof(GemmHopperTwo, second.b);
+    int32_t groups = t->half ? 1 : 2;
     for (int32_t depth = 0; depth < place->steps * TILE_DEPTH; depth += TILE_DEPTH) {
-        LOCAL bf16 *stage = stage_at(&p->ring);
-        SharedBarrier full = stage_full(&p->ring);
-        shared_barrier_wait(stage_empty(&p->ring), p->ring.phase + 1);
-        expect_operands(t, full);
-        load_boxes(stage, map_a, p->a, t->row, place->depth + depth, 0, full, t->half ? 1 : 2, p->rank, HOPPER_BESIDE);
-        load_boxes(stage + HOPPER_A_ELEMENTS, map_b, p->b, place->line, depth, 0, full, B_BOXES, p->rank, !HOPPER_BESIDE);
-        ring_advance(&p->ring, HOPPER_STAGES);
+        LOCAL bf16 *stage = stage_at(ring);
+        SharedBarrier full = stage_full(ring);
+        shared_barrier_wait(stage_empty(ring), ring->phase + 1);
+        shared_barrier_expect(full, (groups + B_BOXES) * BOX_ELEMENTS * 2);
+        load_boxes(stage, map_a, a, t->row, place->depth + depth, 0, full, groups, rank, HOPPER_BESIDE);
+        load_boxes(stage + HOPPER_A_ELEMENTS, map_b, b, place->line, depth, 0, full, B_BOXES, rank, !HOPPER_BESIDE);
+        ring_advance(ring, HOPPER_STAGES);
     }
 }
 
-INLINE void load_d(Producer *p, const HopperTile *t) {
-    const GemmArguments *g = &p->h->gemm;
-    Ring *ring = &p->ring;
+INLINE void load_d(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring) {
+    const GemmArguments *g = &h->gemm;
     int32_t boxes = (t->half ? 1 : 2) * D_BOXES, column = t->column * (g->wide ? 2 : 1), row = map_row(g, t);
     for (int32_t left = d_steps(g); left > 0; left--, column += D_BOXES * PANEL_COLUMNS) {
         shared_barrier_wait(stage_empty(ring), ring->phase + 1);
         shared_barrier_expect(stage_full(ring), boxes * BOX_ELEMENTS * 2);
         for (int32_t i = 0; i < boxes; i++)
-            copy_box(stage_at(ring) + i * BOX_ELEMENTS, p->maps + __builtin_offsetof(GemmHopper, d), column + i % D_BOXES * PANEL_COLUMNS,
+            copy_box(stage_at(ring) + i * BOX_ELEMENTS, maps + __builtin_offsetof(GemmHopper, d), column + i % D_BOXES * PANEL_COLUMNS,
                 row + i / D_BOXES * BOX_LINES, map_sheet(g, t), stage_full(ring));
         ring_advance(ring, HOPPER_STAGES);
     }
 }
 
 /* Runs the producer thread: all tiles of its block, then a tile without steps, which ends the
- * warpgroups. `second` may be NULL. `begins`: the kernel ahead may not have ended. */
-INLINE void load_tiles(Producer *p, const HopperSecond *second, const Schedule *s, bool begins) {
+ * warpgroups. `second` may be NULL. */
+INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const HopperSecond *second, const Schedule *s, TileLayout a, TileLayout b) {
     HopperWalk walk = {0};
-    int32_t cluster = block_x() / HOPPER_CLUSTER;
+    Ring ring = {0};
+    int32_t rank = block_x() % HOPPER_CLUSTER, cluster = block_x() / HOPPER_CLUSTER;
     for (int32_t round = 0;; round++) {
-        HopperTile t = hopper_tile(&p->h->gemm, s, &walk, schedule_entry(s, round, cluster), p->rank);
+        HopperTile t = hopper_tile(&h->gemm, s, &walk, schedule_entry(s, round, cluster), rank);
         if (t.steps == 0) {
-            shared_barrier_wait(stage_empty(&p->ring), p->ring.phase + 1);
+            shared_barrier_wait(stage_empty(&ring), ring.phase + 1);
             hopper_shared->tiles[round % HOPPER_TILES] = t;
-            shared_barrier_arrive(stage_full(&p->ring));
+            shared_barrier_arrive(stage_full(&ring));
             return;
         }
         SecondPlace place = {0};
         if (second) place = second_place(second, t.column);
         t.steps += place.steps;
-        int32_t early = begins && round == 0 ? load_early(p, &t) : 0;
-        load_operands(p, &t, round, early, place.steps);
-        load_second(p, &t, &place);
-        load_d(p, &t);
+        load_operands(h, maps, &t, &ring, rank, round, place.steps, a, b);
+        load_second(maps, &t, &place, &ring, rank, a, b);
+        load_d(h, maps, &t, &ring);
     }
 }
 
@@ -757,9 +728,7 @@ INLINE void consume_tiles(const GemmHopper *h, uint64_t maps, const HopperForm f
 /* `second` is a constant pointer: NULL, or that of a GemmHopperTwo whose `first` is h. Kernels
  * without it have no code for it. */
 INLINE void multiply_hopper_two(const GemmHopper *h, uint64_t maps, const HopperSecond *second, const HopperForm form) {
-    const bool may = !second && form.types == BF16_BF16 && !form.promotion;
-    bool begins = may && h->gemm.b_lasts && !h->gemm.offset;
-    if (!begins) await_kernel_ahead();
+    await_kernel_ahead();
     Schedule schedule = schedule_of(&h->gemm, __nvvm_read_ptx_sreg_nctaid_x() / HOPPER_CLUSTER);
     if (thread_id() == 0) {
         for (int i = 0; i < HOPPER_STAGES; i++) {
@@ -772,13 +741,11 @@ INLINE void multiply_hopper_two(const GemmHopper *h, uint64_t maps, const Hopper
     cluster_barrier();
     if (wave_id() < 2 * 4) {
         if (form.promotion) registers_raise(232);
-        if (begins) await_kernel_ahead();
         consume_tiles(h, maps, form);
     } else {
         if (form.promotion) registers_lower(40);
         bool spare = form.promotion && wave_id() > 2 * 4; /* of a warpgroup that gave up its registers */
-        Producer producer = {.h = h, .maps = maps, .rank = block_x() % HOPPER_CLUSTER, .a = form.a, .b = form.b};
-        if (lane_id() == 0 && !spare) load_tiles(&producer, second, &schedule, begins);
+        if (lane_id() == 0 && !spare) load_tiles(h, maps, second, &schedule, form.a, form.b);
     }
     cluster_barrier();
 }

@@ -52,9 +52,8 @@ typedef struct GemmArguments {
     /* Booleans: */
     int32_t transpose_a, transpose_b; /* read only by gemm_any */
     int32_t slots_are_depth, symmetric;
-    int32_t b_lasts; /* as in Gemm */
-    int32_t wide;    /* C and D are fp32 */
-    int32_t fours;   /* C, D and bias allow access to four aligned columns, and C to four rows if it is symmetric */
+    int32_t wide;  /* C and D are fp32 */
+    int32_t fours; /* C, D and bias allow access to four aligned columns, and C to four rows if it is symmetric */
 } GemmArguments;
 
 /* How problems are cut into large tiles, in units of LARGE_STEP rows: evenly, into the fewest tiles
