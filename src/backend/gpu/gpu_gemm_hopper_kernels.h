@@ -277,9 +277,25 @@ INLINE SecondPlace second_place(const HopperSecond *second, int32_t column) {
     return place;
 }
 
+/* Types of A and B. */
+typedef enum HopperTypes { BF16_BF16, E4M3_E4M3, E5M2_E4M3 } HopperTypes;
+
+/* When the matrix unit's sums, which have about 14 bits for fp8, are added to fp32 sums: never, or
+ * after each stage. PROMOTE_SUMS adds them unchanged. The others multiply by the stage's scales: of
+ * rows of A (GEMM_SCALE_GROUP) and blocks of B (GEMM_SCALE_BLOCK), or of rows of A and columns of B
+ * (both GEMM_SCALE_GROUP). */
+typedef enum HopperPromotion { PROMOTE_NOTHING, PROMOTE_SUMS, PROMOTE_BLOCKS, PROMOTE_GROUPS } HopperPromotion;
+
+/* The types and layouts of a kernel, as constants. */
+typedef struct HopperForm {
+    TileLayout a, b;
+    HopperTypes types;
+    HopperPromotion promotion;
+} HopperForm;
+
 /* Loads the operands of a tile, except its last `later` stages. */
 INLINE void load_operands(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int32_t rank, int32_t round, int32_t later,
-    TileLayout a, TileLayout b) {
+    const HopperForm form) {
     const GemmArguments *g = &h->gemm;
     uint64_t map_a = maps + __builtin_offsetof(GemmHopper, a), map_b = maps + __builtin_offsetof(GemmHopper, b);
     int32_t row = map_row(g, t), depth = g->slots_are_depth ? t->slot : 0, groups = t->half ? 1 : 2;
@@ -290,15 +306,14 @@ INLINE void load_operands(const GemmHopper *h, uint64_t maps, const HopperTile *
         shared_barrier_wait(stage_empty(ring), ring->phase + 1);
         if (step == 0) hopper_shared->tiles[round % HOPPER_TILES] = *t;
         shared_barrier_expect(full, (groups + B_BOXES) * BOX_ELEMENTS * 2);
-        load_boxes(stage, map_a, a, row, depth, a_sheet, full, groups, rank, HOPPER_BESIDE);
-        load_boxes(stage + HOPPER_A_ELEMENTS, map_b, b, t->column, depth, b_sheet, full, B_BOXES, rank, !HOPPER_BESIDE);
+        load_boxes(stage, map_a, form.a, row, depth, a_sheet, full, groups, rank, HOPPER_BESIDE);
+        load_boxes(stage + HOPPER_A_ELEMENTS, map_b, form.b, t->column, depth, b_sheet, full, B_BOXES, rank, !HOPPER_BESIDE);
         ring_advance(ring, HOPPER_STAGES);
     }
 }
 
 /* Loads the last stages of a tile, which belong to a second product, in the same way. */
-INLINE void load_second(
-    uint64_t maps, const HopperTile *t, const SecondPlace *place, Ring *ring, int32_t rank, TileLayout a, TileLayout b) {
+INLINE void load_second(uint64_t maps, const HopperTile *t, const SecondPlace *place, Ring *ring, int32_t rank, const HopperForm form) {
     uint64_t map_a = maps + __builtin_offsetof(GemmHopperTwo, second.a), map_b = maps + __builtin_offsetof(GemmHopperTwo, second.b);
     int32_t groups = t->half ? 1 : 2;
     for (int32_t depth = 0; depth < place->steps * TILE_DEPTH; depth += TILE_DEPTH) {
@@ -306,8 +321,8 @@ INLINE void load_second(
         SharedBarrier full = stage_full(ring);
         shared_barrier_wait(stage_empty(ring), ring->phase + 1);
         shared_barrier_expect(full, (groups + B_BOXES) * BOX_ELEMENTS * 2);
-        load_boxes(stage, map_a, a, t->row, place->depth + depth, 0, full, groups, rank, HOPPER_BESIDE);
-        load_boxes(stage + HOPPER_A_ELEMENTS, map_b, b, place->line, depth, 0, full, B_BOXES, rank, !HOPPER_BESIDE);
+        load_boxes(stage, map_a, form.a, t->row, place->depth + depth, 0, full, groups, rank, HOPPER_BESIDE);
+        load_boxes(stage + HOPPER_A_ELEMENTS, map_b, form.b, place->line, depth, 0, full, B_BOXES, rank, !HOPPER_BESIDE);
         ring_advance(ring, HOPPER_STAGES);
     }
 }
@@ -327,7 +342,7 @@ INLINE void load_d(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring
 
 /* Runs the producer thread: all tiles of its block, then a tile without steps, which ends the
  * warpgroups. `second` may be NULL. */
-INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const HopperSecond *second, const Schedule *s, TileLayout a, TileLayout b) {
+INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const HopperSecond *second, const Schedule *s, const HopperForm form) {
     HopperWalk walk = {0};
     Ring ring = {0};
     int32_t rank = block_x() % HOPPER_CLUSTER, cluster = block_x() / HOPPER_CLUSTER;
@@ -342,8 +357,8 @@ INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const HopperSecond *s
         SecondPlace place = {0};
         if (second) place = second_place(second, t.column);
         t.steps += place.steps;
-        load_operands(h, maps, &t, &ring, rank, round, place.steps, a, b);
-        load_second(maps, &t, &place, &ring, rank, a, b);
+        load_operands(h, maps, &t, &ring, rank, round, place.steps, form);
+        load_second(maps, &t, &place, &ring, rank, form);
         load_d(h, maps, &t, &ring);
     }
 }
@@ -378,22 +393,6 @@ enum { SUMS = HOPPER_COLUMNS / 2 };
 #define NAMED_SUMS NAMED_32
 #define SUMS_SHAPE "m64n64"
 #endif
-
-/* Types of A and B. */
-typedef enum HopperTypes { BF16_BF16, E4M3_E4M3, E5M2_E4M3 } HopperTypes;
-
-/* When the matrix unit's sums, which have about 14 bits for fp8, are added to fp32 sums: never, or
- * after each stage. PROMOTE_SUMS adds them unchanged. The others multiply by the stage's scales: of
- * rows of A (GEMM_SCALE_GROUP) and blocks of B (GEMM_SCALE_BLOCK), or of rows of A and columns of B
- * (both GEMM_SCALE_GROUP). */
-typedef enum HopperPromotion { PROMOTE_NOTHING, PROMOTE_SUMS, PROMOTE_BLOCKS, PROMOTE_GROUPS } HopperPromotion;
-
-/* The types and layouts of a kernel, as constants. */
-typedef struct HopperForm {
-    TileLayout a, b;
-    HopperTypes types;
-    HopperPromotion promotion;
-} HopperForm;
 
 /* Returns the increment of a descriptor per step along k, in units of 16 bytes. A step is 32
  * bytes of each row or, with LAYOUT_LINES, 16 rows of 128 bytes. */
@@ -745,7 +744,7 @@ INLINE void multiply_hopper_two(const GemmHopper *h, uint64_t maps, const Hopper
     } else {
         if (form.promotion) registers_lower(40);
         bool spare = form.promotion && wave_id() > 2 * 4; /* of a warpgroup that gave up its registers */
-        if (lane_id() == 0 && !spare) load_tiles(h, maps, second, &schedule, form.a, form.b);
+        if (lane_id() == 0 && !spare) load_tiles(h, maps, second, &schedule, form);
     }
     cluster_barrier();
 }
