@@ -82,8 +82,11 @@ typedef struct ModelConfig {
      * head_dim channels in queries and keys, the last rope_dim of which RoPE rotates. */
     int64_t q_lora_rank, kv_lora_rank; /* q_lora_rank 0: queries have no latents */
     int64_t rope_dim, value_dim;
-    bool rope_interleave;              /* RoPE rotates neighboring channels, else those half of rope_dim apart */
-    double rope_query_scale;           /* QueryScale.beta, with rope_original_context as the period; 0: none */
+    bool rope_interleave;    /* RoPE rotates neighboring channels, else those half of rope_dim apart */
+    double rope_query_scale; /* QueryScale.beta, with rope_original_context as the period; 0: none */
+    /* qwen3_5: value and key heads of layers with the gated delta rule and their channels, taps of
+     * their convolution; every attention_period-th layer has attention instead */
+    int64_t delta_heads, delta_key_heads, delta_key_dim, delta_value_dim, delta_taps, attention_period;
     double rope_mscale;                /* scores are multiplied by the square of 0.1 rope_mscale ln(rope_factor) + 1 */
     int64_t padding;                   /* token whose embedding gets no gradient, -1: none */
     bool qkv_bias;                     /* llama: as in Qwen2 */
@@ -290,6 +293,7 @@ static inline bool model_has_window(const ModelConfig *model, int64_t layer) {
 static inline bool model_has_rope(const ModelConfig *model, int64_t layer) {
     return !model->nope_period || (layer + 1) % model->nope_period;
 }
+static inline bool model_has_attention(const ModelConfig *model, int64_t layer) { return (layer + 1) % model->attention_period == 0; }
 /* Returns the RoPE base of layers with the window, or of the others. */
 static inline double model_rope_theta(const ModelConfig *model, bool window) {
     return window && model->window_rope_theta > 0 ? model->window_rope_theta : model->rope_theta;

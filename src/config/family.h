@@ -29,6 +29,7 @@ typedef struct FamilyRule {
     bool norms_all_heads;
     bool restarts_longrope; /* past model.rope_original_context, longrope rotates all tokens anew, so no cache can go on */
     bool looks_back;        /* layers read earlier tokens by means other than attention */
+    bool keeps_states;      /* some layers pass a state from token to token */
     /* ERROR_USAGE for a model whose settings the family cannot combine. Checks of all families,
      * except those of RoPE, have run before. NULL: any combination is valid. */
     bool (*check)(const ModelConfig *model, Error *error);

@@ -51,6 +51,8 @@ NUMBER(chunks, 2 * config->layout.cp)
 NUMBER(tokens_of_chunks, 4 * config->layout.cp)
 NUMBER(heads, config->model.heads)
 NUMBER(kv_heads, config->model.kv_heads)
+NUMBER(delta_key_heads, config->model.delta_key_heads)
+NUMBER(cp, config->layout.cp)
 NUMBER(ffn, config->model.ffn)
 NUMBER(dense_ffn, config->model.dense_ffn)
 NUMBER(vocabulary, config->model.vocabulary)
@@ -76,6 +78,8 @@ CONDITION(shares_experts, config->layout.ep > 1 || (config->layout.tp > 1 && con
 CONDITION(is_chunked, layout_chunks(&config->layout) > 1)
 CONDITION(is_context, config->layout.cp > 1)
 CONDITION(looks_back, config->layout.cp > 1 && family_of(&config->model)->looks_back)
+CONDITION(keeps_states, family_of(&config->model)->keeps_states)
+CONDITION(splits_states, config->layout.tp > 1 && family_of(&config->model)->keeps_states)
 
 /* -- The table ----------------------------------------------------------------------------------------------------- */
 
@@ -111,6 +115,8 @@ static const LayoutRule rules[] = {
         "each rank has one chunk from the front of a sequence and one from its end"},
     {looks_back, "4 x layout.cp", tokens_of_chunks, AT_MOST, "data.length", length,
         "convolutions read two tokens back, at most into the previous chunk"},
+    {splits_states, "layout.tp", tp, DIVIDES, "model.delta_key_heads", delta_key_heads, "tensor parallelism splits the states"},
+    {keeps_states, "layout.cp", cp, AT_MOST, "the ranks of a sequence", one, "states go from token to token"},
     {shares_experts, "layout.ep x layout.tp", ep_tp, DIVIDES, "model.experts", experts, "these ranks split the experts"},
     {copies_asked, "layout.dp", asked_ranks, EQUALS, "the ranks of the run", run_ranks, "start as many, or change the layout"},
     {ranks_asked, "layout.dp x tp x pp x cp x ep", asked_ranks, EQUALS, "the ranks of the run", run_ranks,

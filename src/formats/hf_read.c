@@ -392,6 +392,7 @@ static bool is_for_prediction(const Folder *folder, const char *name, const Mode
     const char *layers = family_of(config)->layers;
     size_t length = strlen(layers);
     char *end;
+    if (hf_class(config)->skips_prediction && starts_with(name, "mtp.")) return true;
     if (!hf_class(config)->skips_prediction || !starts_with(name, layers) || name[length] != '.') return false;
     long long layer = strtoll(name + length + 1, &end, 10);
     SCOPED_FREE char *mark = memory_format("%s.%lld.eh_proj.weight", layers, layer);

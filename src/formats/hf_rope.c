@@ -14,7 +14,8 @@ enum { TYPES = sizeof types / sizeof *types, UNSCALED = -1 };
 
 static const char *const fields[] = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor",
     "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
-    "mscale_all_dim", "truncate", "short_factor", "long_factor", "llama_4_scaling_beta", "max_position_embeddings"};
+    "mscale_all_dim", "truncate", "short_factor", "long_factor", "llama_4_scaling_beta", "max_position_embeddings", "mrope_section",
+    "mrope_interleaved"};
 
 /* Returns a RopeScaling or UNSCALED. */
 static int read_type(HfFieldReader *r, const json_t *rope) {

@@ -76,7 +76,7 @@ void hf_list_split_experts(HfTensorList *list, const HfParameter *parameter, con
         hf_append(list, memory_format("%s.%d.%s.gate.weight", layers, layer, block), parameter);
         return;
     }
-    if (p->rank != 3) {
+    if (p->kind != PARAMETER_MATRIX || p->rank != 3) {
         hf_list_native(list, parameter);
         return;
     }

@@ -7,6 +7,7 @@
 #include "base/scope.h"
 #include "model/layer_spec.h"
 #include "ops/activation/activation.h"
+#include "ops/gate/gate.h"
 #include "ops/narrow/narrow.h"
 #include "ops/rope/rope.h"
 
@@ -94,6 +95,10 @@ static TensorId mlp(Builder *b, const Decoder *d, const MlpLayer *layer, TensorI
     TensorId hidden = builder_linear(b, x, &up, LORA_MLP);
     hidden = op_activation(b->graph, hidden, model_activation(b->config));
     TensorId y = builder_linear(b, hidden, &down, LORA_MLP);
+    if (routed && layer->shared_gate) {
+        TensorId gate = builder_router_linear(b, x, layer->shared_gate, 1, false, false);
+        y = op_gate(b->graph, gate, y, GATE_SIGMOID);
+    }
     return routed ? op_add(b->graph, routed, y) : y;
 }
 

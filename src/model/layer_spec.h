@@ -38,7 +38,8 @@ typedef struct MlpLayer {
     /* A mixture of experts in place of gate, up and down, or beside them: then they are the shared
      * experts, as one MLP. NULL: none. */
     const char *router, *experts;
-    const char *balancing; /* the routers' load-balancing biases; NULL: ROUTER.balancing_biases */
+    const char *shared_gate; /* a layer of one output whose sigmoid multiplies the shared experts; NULL: none */
+    const char *balancing;   /* the routers' load-balancing biases; NULL: ROUTER.balancing_biases */
     /* Appends another kind of MLP, [R, D] to [R, D]. NULL: an MLP by the fields above. */
     TensorId (*build)(Builder *builder, TensorId x);
 } MlpLayer;

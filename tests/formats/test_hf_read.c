@@ -73,6 +73,13 @@ static FixtureSettings minimax_m2 = {"model.family=minimax", "model.heads=4", "m
 static FixtureSettings ministral3 = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=12",
     "model.layers=2", "model.window=9", "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_context=32",
     "model.rope_query_scale=0.1"};
+static FixtureSettings qwen3_5 = {"model.family=qwen3_5", "model.heads=4", "model.kv_heads=2", "model.head_dim=16", "model.width=32",
+    "model.ffn=24", "model.layers=3", "model.attention_period=2", "model.delta_heads=4", "model.delta_key_heads=2", "model.delta_key_dim=6",
+    "model.delta_value_dim=5", "model.rope_fraction=0.25"};
+static FixtureSettings qwen3_5_moe = {"model.family=qwen3_5", "model.heads=4", "model.kv_heads=2", "model.head_dim=16", "model.width=32",
+    "model.ffn=12", "model.layers=2", "model.attention_period=2", "model.delta_heads=2", "model.delta_key_heads=2", "model.delta_key_dim=8",
+    "model.delta_value_dim=8", "model.experts=4", "model.experts_per_token=2", "model.shared_experts=2", "model.renormalise=true",
+    "model.auxiliary_scope=model"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
@@ -87,7 +94,7 @@ static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
 static const char *const *const models[] = {zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt,
     olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, smollm3, phi3, granite, granitemoe, glm4_moe, minimax_m2, ministral3,
-    gpt2};
+    qwen3_5, qwen3_5_moe, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -392,7 +399,7 @@ static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
     static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe",
         "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe",
-        "minimax_m2", "glm4_moe_lite", "ministral3"};
+        "minimax_m2", "glm4_moe_lite", "ministral3", "qwen3_5_text", "qwen3_5_moe_text"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -571,6 +578,14 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {glm4_moe, "n_group", "3", "n_group model.expert_groups=3 model.experts=4"},
         {minimax_m2, "output_router_logits", "true", "output_router_logits is true"},
         {minimax_m2, "rotary_dim", "5", "partial_rotary_factor rotates 5 of 12 channels"},
+        {qwen3_5, "layer_types", "[\"linear_attention\"]", "layer_types num_hidden_layers"},
+        {qwen3_5, "layer_types", "[\"linear_attention\", \"sliding_attention\", \"full_attention\"]",
+            "layer_types \"full_attention\" and \"linear_attention\""},
+        {qwen3_5, "layer_types", "[\"full_attention\", \"linear_attention\", \"full_attention\"]",
+            "layer_types \"full_attention\" every Nth"},
+        {qwen3_5, "linear_num_key_heads", "3", "linear_num_value_heads, linear_num_key_heads: model.delta_key_heads=3"},
+        {qwen3_5, "linear_key_head_dim", "129", "linear_key_head_dim model.delta_key_dim"},
+        {qwen3_5_moe, "shared_expert_intermediate_size", "17", "shared_expert_intermediate_size moe_intermediate_size"},
         {ministral3, "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 4}", "llama_4_scaling_beta is missing"},
         {ministral3, "rope_scaling", "{\"rope_type\": \"linear\", \"factor\": 4, \"llama_4_scaling_beta\": 0.1}", "rope_type is linear"},
         {qwen3_moe, "use_sliding_window", "1", "use_sliding_window is not true or false"},

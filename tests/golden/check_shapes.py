@@ -22,6 +22,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+import delta_rule
+
 STEPS, LR, DECAY = 10, 0.002, 0.1
 LOGITS, GRADIENT, LOSSES, EXACT = 1e-4, 5e-4, 1e-5, 1e-10  # of the largest logit; of a gradient's norm; of a loss; of a loss in float64
 LAYOUTS = [(2, "layout.tp=2"), (2, "layout.pp=2"), (2, "layout.cp=2"), (2, "layout.ep=2"), (2, "layout.zero=3"), (4, "layout.ep=2 layout.pp=2"),
@@ -185,6 +187,24 @@ def draw_ministral3(draw):
         pad_token_id=97, hidden_act=draw.choice(["silu", "silu", "gelu_pytorch_tanh"]))
 
 
+def draw_qwen3_5(draw):
+    """A small epsilon of the norm after the rule would multiply rounding errors by up to a thousand."""
+    heads, key_heads, layers = draw.choice([2, 4, 6]), draw.choice([1, 2, 3]), draw.randint(1, 5)
+    kinds = ["linear_attention", "full_attention"]
+    period = draw.choice([1, 2, 3, 4, 9])
+    rope = draw.choice([dict(rope_type="default", rope_theta=1e4), dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)])
+    return draw_common(draw, heads) | dict(num_hidden_layers=layers, hidden_size=8 * draw.randint(2, 9), head_dim=8 * draw.randint(1, 4), intermediate_size=draw.randint(8, 90),
+        num_key_value_heads=draw.choice([k for k in (1, 2, 3, 6) if heads % k == 0]), linear_num_key_heads=key_heads, linear_num_value_heads=key_heads * draw.choice([1, 2, 3]),
+        linear_key_head_dim=draw.randint(2, 20), linear_value_head_dim=draw.randint(2, 20), linear_conv_kernel_dim=draw.choice([2, 4, 4, 5]),
+        layer_types=[kinds[(i + 1) % period == 0] for i in range(layers)], rms_norm_eps=draw.choice([1e-4, 1e-3]), rope_parameters=rope | dict(partial_rotary_factor=draw.choice([0.25, 0.5, 1.0])))
+
+
+def draw_qwen3_5_moe(draw):
+    settings, experts = draw_qwen3_5(draw), draw_experts(draw)
+    width = draw.randint(5, 50)
+    return settings | experts | dict(num_experts_per_tok=2, moe_intermediate_size=width, shared_expert_intermediate_size=width * draw.choice([1, 2]))
+
+
 def draw_gemma2(draw):
     settings, rope = draw_gemma3(draw), draw_common(draw, 2)["rope_parameters"]
     return settings | dict(rope_parameters=rope, attn_logit_softcapping=draw.choice([None, 50.0, 1.5]),
@@ -200,7 +220,7 @@ def draw_gemma3(draw):
         hidden_activation=draw.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu"]))
 
 
-FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3, "phi3": draw_phi3, "granite": draw_granite, "granitemoe": draw_granitemoe, "glm4_moe": draw_glm4_moe, "minimax_m2": draw_minimax_m2, "glm4_moe_lite": draw_glm4_moe_lite, "ministral3": draw_ministral3}
+FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3, "phi3": draw_phi3, "granite": draw_granite, "granitemoe": draw_granitemoe, "glm4_moe": draw_glm4_moe, "minimax_m2": draw_minimax_m2, "glm4_moe_lite": draw_glm4_moe_lite, "ministral3": draw_ministral3, "qwen3_5_text": draw_qwen3_5, "qwen3_5_moe_text": draw_qwen3_5_moe}
 
 
 def smelt(build, *arguments):
@@ -298,6 +318,19 @@ def choose_factors(model, batch):
         rotary.original_inv_freq.copy_(rotary.long_inv_freq)
 
 
+def run_documents(model, tokens, positions, **options):
+    """Layers with states have no masks: each document by itself, in the form of the whole batch. Sequences cut documents."""
+    rows, router = [], []
+    for sequence in range(len(tokens)):
+        begins = [0] + [at for at in range(1, tokens.shape[1]) if positions[sequence, at] == 0] + [tokens.shape[1]]
+        for begin, end in zip(begins, begins[1:]):
+            part = slice(begin, end)
+            out = model.model(tokens[sequence:sequence + 1, part], position_ids=positions[sequence:sequence + 1, part], use_cache=False, **options)
+            rows.append(out.last_hidden_state[0])
+            router.append(getattr(out, "router_logits", None) or ())
+    return torch.cat(rows).view(*tokens.shape, -1), [torch.cat(layer) for layer in zip(*router)]
+
+
 def run_theirs(model, step, batch):
     """Logits, cross-entropy and the router's weighted loss of the packed batch: tokens attend within their document and the window."""
     shape = (batch.sequences, batch.length)
@@ -311,16 +344,21 @@ def run_theirs(model, step, batch):
     experts = hasattr(model.config, "router_aux_loss_coef")
     if model.config.model_type in ("olmo3", "gpt_oss", "gemma2", "gemma3_text", "smollm3"):
         mask = {"sliding_attention": mask, "full_attention": full}
-    out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, **(dict(output_router_logits=True) if experts else {}))
+    options = dict(output_router_logits=True) if experts else {}
+    if model.config.model_type.startswith("qwen3_5"):
+        hidden, router = run_documents(model, tokens, positions, **options)
+    else:
+        out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, **options)
+        hidden, router = out.last_hidden_state, getattr(out, "router_logits", None)
     experts_of = getattr(model.config, "num_local_experts", None) or getattr(model.config, "num_experts", None)
-    logits, cap = model.lm_head(out.last_hidden_state).flatten(0, 1), getattr(model.config, "final_logit_softcapping", None)
+    logits, cap = model.lm_head(hidden).flatten(0, 1), getattr(model.config, "final_logit_softcapping", None)
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
     logits = logits / getattr(model.config, "logits_scaling", 1)
     cross = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-1)
     balance = torch.zeros(())
     if experts and model.config.output_router_logits:
-        balance = model.config.router_aux_loss_coef * load_balancing_loss_func(tuple(out.router_logits), experts_of, model.config.num_experts_per_tok)
+        balance = model.config.router_aux_loss_coef * load_balancing_loss_func(tuple(router), experts_of, model.config.num_experts_per_tok)
     return logits, cross, balance
 
 
@@ -453,6 +491,8 @@ def main():
     build, families = sys.argv[1], [sys.argv[2]] if len(sys.argv) > 2 else FAMILIES
     count, first = (int(sys.argv[3]) if len(sys.argv) > 3 else 20), (int(sys.argv[4]) if len(sys.argv) > 4 else 0)
     for family in families:
+        if family.startswith("qwen3_5"):
+            delta_rule.widen(family)
         for number in range(first, first + count):
             check(build, family, number)
 

@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe", "minimax_m2", "glm4_moe_lite", "ministral3")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe", "minimax_m2", "glm4_moe_lite", "ministral3", "qwen3_5_text", "qwen3_5_moe_text")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "hidden_activation", "activation_function", "norm_type", "attn_type")
@@ -395,6 +395,32 @@ def ministral3_edits():
         yield {"head_dim": size}
 
 
+def qwen3_5_edits():
+    for rope in (YARN, LINEAR, DYNAMIC, LLAMA3, {"rope_type": "default", "rope_theta": 300.0}):
+        for more in ({}, {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}, {"mrope_section": [1, 1, 0]}, {"mrope_interleaved": True}):
+            yield {"rope_parameters": rope | more}
+            yield {"rope_parameters": ..., "rope_scaling": rope | more, "rope_theta": 700.0}
+    for fraction in (0.25, 0.5, 1.0, 0.3, 0.0, None, "1", ...):
+        yield {"rope_parameters": ..., "partial_rotary_factor": fraction}
+        yield {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "partial_rotary_factor": fraction}
+    linear, full = "linear_attention", "full_attention"
+    for types in ([linear, full], [full, linear], [linear] * 2, [full] * 2, [linear, full, linear], [full, linear, full], [linear], [linear, "other"], [], full, None, ...):
+        for interval in (1, 2, 4, 0, None, ...):
+            yield {"layer_types": types, "full_attention_interval": interval}
+    for name in ("linear_num_value_heads", "linear_num_key_heads"):
+        for heads in (1, 2, 3, 4, 0):
+            yield {name: heads}
+    for edit in ({"attn_output_gate": False}, {"mamba_ssm_dtype": "bfloat16"}, {"mtp_num_hidden_layers": 1}, {"attention_bias": True}, {"sliding_window": 5}):
+        yield edit
+
+
+def qwen3_5_moe_edits():
+    yield from qwen3_5_edits()
+    yield from moe_edits()
+    for width in (12, 24, 36, 13, 0, None, ...):
+        yield {"shared_expert_intermediate_size": width}
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -449,7 +475,7 @@ def own_edits(family):
         edits += list(gpt_oss_edits())
     edits += list({"smollm3": smollm3_edits, "phi3": phi3_edits, "granite": granite_edits, "granitemoe": granitemoe_edits,
                    "glm4_moe": glm_edits, "minimax_m2": minimax_edits, "glm4_moe_lite": lite_edits,
-                   "ministral3": ministral3_edits}.get(family, tuple)())
+                   "ministral3": ministral3_edits, "qwen3_5_text": qwen3_5_edits, "qwen3_5_moe_text": qwen3_5_moe_edits}.get(family, tuple)())
     if family.startswith("deepseek"):
         edits += list(deepseek_edits(family))
     return edits

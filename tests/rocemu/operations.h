@@ -37,6 +37,7 @@
     X(mul_u24, I, u32, u32, u32, u32, "v_mul_u32_u24 %0, %1, %2", 0, (a & 0xffffff) * (b & 0xffffff))                                         \
     X(mul_i24, I, u32, u32, u32, u32, "v_mul_i32_i24 %0, %1, %2", 0, (u32)((long long)sign24(a) * sign24(b)))                                 \
     X(mad_u24, I, u32, u32, u32, u32, "v_mad_u32_u24 %0, %1, %2, %3", 0, (a & 0xffffff) * (b & 0xffffff) + c)                                 \
+    X(mad_i24, I, u32, u32, u32, u32, "v_mad_i32_i24 %0, %1, %2, %3", 0, (u32)((long long)sign24(a) * sign24(b)) + c)                         \
     X(min_u32, I, u32, u32, u32, u32, "v_min_u32 %0, %1, %2", 0, a < b ? a : b)                                                               \
     X(max_u32, I, u32, u32, u32, u32, "v_max_u32 %0, %1, %2", 0, a > b ? a : b)                                                               \
     X(max3_u32, I, u32, u32, u32, u32, "v_max3_u32 %0, %1, %2, %3", 0, a > b ? (a > c ? a : c) : (b > c ? b : c))                             \

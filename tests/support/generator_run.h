@@ -91,6 +91,13 @@ static const Variety families[] = {
     {"ministral3", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=10", "model.ffn=20",
                        "model.layers=2", "model.window=20", "model.rope_scaling=yarn", "model.rope_factor=4",
                        "model.rope_original_context=8", "model.rope_query_scale=0.5", "model.tied=false"}},
+    {"qwen3_5", {"model.family=qwen3_5", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=12", "model.ffn=20",
+                    "model.layers=3", "model.attention_period=2", "model.delta_heads=4", "model.delta_key_heads=2", "model.delta_key_dim=6",
+                    "model.delta_value_dim=5", "model.rope_fraction=0.5", "model.tied=false"}},
+    {"qwen3_5_moe", {"model.family=qwen3_5", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=12", "model.ffn=10",
+                        "model.layers=2", "model.attention_period=2", "model.delta_heads=2", "model.delta_key_heads=2",
+                        "model.delta_key_dim=8", "model.delta_value_dim=8", "model.experts=4", "model.experts_per_token=2",
+                        "model.shared_experts=1", "model.renormalise=true", "model.tied=false"}},
     {"gpt2",
         {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=40", "model.layers=3", "model.tied=false"}},
 };

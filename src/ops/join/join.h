@@ -10,6 +10,10 @@ enum { JOIN_MOST_PARTS = 8 };
 /* Joins parts [samples * rows of each, D] of one type to [samples * sum of rows, D], sample after
  * sample. */
 TensorId op_join_rows(Graph *graph, const TensorId *parts, int count, int64_t samples);
+/* Joins parts [R, columns of each] of one type to [R, sum of columns]. */
+TensorId op_join_columns(Graph *graph, const TensorId *parts, int count);
+/* Splits [R, heads * sum of columns] into `count` parts [R, heads * columns[i]], which each head has in turn. */
+void op_split_heads(Graph *graph, TensorId x, int64_t heads, const int64_t *columns, TensorId *parts, int count);
 /* Splits [R, sum of columns] into `count` parts [R, columns[i]]. */
 void op_split_columns(Graph *graph, TensorId x, const int64_t *columns, TensorId *parts, int count);
 /* Splits [samples * sum of rows, D] into parts [samples * rows[i], D]. */

@@ -43,16 +43,26 @@ TensorId op_join_rows(Graph *graph, const TensorId *parts, int count, int64_t sa
     return append_join(graph, parts, rows, &a);
 }
 
-void op_split_columns(Graph *graph, TensorId x, const int64_t *columns, TensorId *parts, int count) {
-    JoinAttributes a = {.wide = graph_get(graph, x)->type == TYPE_WIDE, .count = count, .groups = graph_rows(graph, x)};
-    int64_t all = 0;
+TensorId op_join_columns(Graph *graph, const TensorId *parts, int count) {
+    int64_t rows = graph_rows(graph, parts[0]);
+    JoinAttributes a = describe_join(graph, parts, count, rows);
+    return append_join(graph, parts, rows, &a);
+}
+
+void op_split_heads(Graph *graph, TensorId x, int64_t heads, const int64_t *columns, TensorId *parts, int count) {
+    int64_t rows = graph_rows(graph, x), all = 0;
+    JoinAttributes a = {.wide = graph_get(graph, x)->type == TYPE_WIDE, .count = count, .groups = rows * heads};
     assert(count <= JOIN_MOST_PARTS);
     for (int i = 0; i < count; i++) {
         all += a.elements[i] = columns[i];
-        a.rows[i] = a.groups;
+        a.rows[i] = rows;
     }
-    assert(all == graph_columns(graph, x));
+    assert(all * heads == graph_columns(graph, x));
     append_split(graph, x, parts, &a);
+}
+
+void op_split_columns(Graph *graph, TensorId x, const int64_t *columns, TensorId *parts, int count) {
+    op_split_heads(graph, x, 1, columns, parts, count);
 }
 
 void op_split_rows(Graph *graph, TensorId x, const int64_t *rows, TensorId *parts, int count, int64_t samples) {

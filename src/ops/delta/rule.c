@@ -1,0 +1,65 @@
+/* delta: the gated delta rule, token by token. The form has three advantages over the one in chunks (arXiv 2406.06484): the
+ * state lives in registers and never in memory, generation computes the same bits, and the backward pass needs
+ * no states. With S before the token, m = decay S^T k (`recalled`), error = v - m and u = beta error, a token has
+ *     y = decay S^T q + (k . q) u,  S = decay S + k u^T.
+ * The backward pass over one head is three scans, with dm = -beta du:
+ *   1. from the last token to the first, with dS:  d_carried = dS^T k;  du = d_carried + (k . q) d_y;
+ *      dS = decay (dS + q d_y^T + k dm^T).  d_v = beta du, and d_beta = du . error; d_carried is kept;
+ *   2. from the first token on, with S:  d_queries = decay S d_y;  d_reading = decay S dm;  S = decay S + k u^T;
+ *   3. from the last token to the first, with dS as in 1 (from du):  d_writing = (dS + q d_y^T) u.
+ * Then d_q = d_queries + k (u . d_y) and d_k = d_reading + d_writing. The loss depends on the running sum G of the
+ * logarithms of decays through q e^G, k e^G in reading, and k e^-G in writing; what a token reads of its own writing
+ * cancels:  dG = q . d_queries - beta (k . q) (m . d_y) - beta (v . d_carried).  The gradient of one logarithm is the sum of
+ * dG from its token to the end of the document. Every term has a decay as a factor, so that the sum stays exact where
+ * decays, and their gradients, are small. */
+#include "ops/delta/delta.h"
+
+static void assert_shapes(const Graph *graph, const DeltaInputs *in, const DeltaState *state, const DeltaSpec *spec) {
+    DeltaShape s = delta_shape(spec, graph_rows(graph, in->x));
+    assert(s.length * s.sequences == s.rows && s.group * s.key_heads == s.heads && graph_columns(graph, in->x) == s.columns);
+    assert(s.key_dim <= DELTA_MOST_DIM && s.value_dim <= DELTA_MOST_DIM);
+    assert(graph_rows(graph, in->gates) == s.rows && graph_columns(graph, in->gates) == 2 * s.heads);
+    assert(graph_elements(graph, in->positions) == s.rows);
+    assert(graph_elements(graph, in->rates) == s.heads && graph_elements(graph, in->bias) == s.heads);
+    assert(!state->state || graph_get(graph, state->state)->type == TYPE_WIDE);
+    assert(!state->state || state->slots || s.sequences == 1);
+}
+
+TensorId op_delta(Graph *graph, const DeltaInputs *inputs, const DeltaState *state, const DeltaSpec *spec) {
+    assert_shapes(graph, inputs, state, spec);
+    DeltaShape s = delta_shape(spec, graph_rows(graph, inputs->x));
+    Inputs in = {[DELTA_X] = inputs->x, [DELTA_GATES] = inputs->gates, [DELTA_POSITIONS] = inputs->positions};
+    in[DELTA_RATES] = inputs->rates, in[DELTA_BIAS] = inputs->bias;
+    in[DELTA_SLOTS] = state->slots, in[DELTA_LASTS] = state->lasts;
+    Outputs out = {[DELTA_Y] = graph_activation(graph, TYPE_WIDE, s.rows * s.heads, s.value_dim, "read"), [DELTA_STATE] = state->state};
+    if (graph->training) out[DELTA_RECALLED] = graph_activation(graph, TYPE_WIDE, s.rows, s.values, "recalled");
+    graph_node(graph, OP_delta, in, out, spec, sizeof *spec);
+    return out[DELTA_Y];
+}
+
+static void delta_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    assert(!node->out[DELTA_STATE]);
+    Inputs in = {[DELTA_GRAD_D_Y] = d_out[DELTA_Y], [DELTA_GRAD_RECALLED] = node->out[DELTA_RECALLED]};
+    for (int i = DELTA_X; i <= DELTA_BIAS; i++) in[i] = node->in[i];
+    d_in[DELTA_X] = graph_activation_like(graph, TYPE_COMPUTE, node->in[DELTA_X], "d_x");
+    d_in[DELTA_GATES] = graph_activation_like(graph, TYPE_COMPUTE, node->in[DELTA_GATES], "d_gates");
+    Outputs out = {[DELTA_GRAD_D_X] = d_in[DELTA_X], [DELTA_GRAD_D_GATES] = d_in[DELTA_GATES]};
+    out[DELTA_GRAD_D_RATES] = graph_parameter_gradient(graph, node->in[DELTA_RATES]);
+    out[DELTA_GRAD_D_BIAS] = graph_parameter_gradient(graph, node->in[DELTA_BIAS]);
+    graph_node(graph, OP_delta_grad, in, out, node->attributes, 0);
+}
+
+static double delta_flops(const Graph *graph, const Node *node) {
+    DeltaShape s = delta_shape(node->attributes, graph_rows(graph, node->in[DELTA_X]));
+    return 7.0 * (double)(s.rows * s.values * s.key_dim);
+}
+static double delta_grad_flops(const Graph *graph, const Node *node) { return 3 * delta_flops(graph, node); }
+
+const Op op_rule_delta = {.name = "delta",
+    .class = OP_CLASS_ATTENTION,
+    .adds_to = OPERAND(DELTA_STATE),
+    .gradient = delta_gradient,
+    .flops = delta_flops,
+    .teraflops = 10};
+const Op op_rule_delta_grad = {
+    .name = "delta_grad", .adds_to = OPERANDS(DELTA_GRAD_D_RATES, DELTA_GRAD_D_BIAS), .flops = delta_grad_flops, .teraflops = 10};

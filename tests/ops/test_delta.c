@@ -1,0 +1,159 @@
+/* Operations of layers with the gated delta rule: short convolutions, the rule itself, and gates. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "base/math.h"
+#include "ops/convolution/convolution.h"
+#include "ops/delta/delta.h"
+#include "ops/gate/gate.h"
+#include "support/check.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+enum { MOST_ROWS = 160 };
+
+/* Positions of rows: documents of `document` tokens, from position `first` in the first row on. */
+typedef struct Documents { int64_t first, document; } Documents;
+
+static TensorId positions_of(Check *check, const Documents *d, int64_t rows, int32_t values[MOST_ROWS]) {
+    for (int64_t r = 0; r < rows; r++) values[r] = (int32_t)((d->first + r) % d->document);
+    return check_integers(check, 1, &rows, values);
+}
+
+/* -- Gates --------------------------------------------------------------------------------------------------------- */
+
+typedef struct GateShape {
+    int64_t rows, columns, width; /* width: elements of x per gate */
+    GateFunction function;
+} GateShape;
+
+static void build_gate(Check *check, const void *argument) {
+    const GateShape *s = argument;
+    TensorId gate = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, s->width > 1 ? 1 : s->columns}, 0, 1);
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, s->columns}, 0, 1);
+    check_output(check, op_gate(check->graph, gate, x, s->function));
+}
+
+static void gates_multiply_elements_or_rows(void **state) {
+    (void)state;
+    static const GateShape shapes[] = {
+        {1, 1, 1, GATE_SILU}, {5, 7, 1, GATE_SIGMOID}, {67, 24, 1, GATE_SILU}, {9, 300, 300, GATE_SIGMOID}, {33, 5, 5, GATE_SILU}};
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_gate, &shapes[i], (CheckBounds){0});
+}
+
+/* -- Convolutions -------------------------------------------------------------------------------------------------- */
+
+typedef struct ConvolutionShape {
+    int64_t sequences, length, columns, taps;
+    Documents documents;
+} ConvolutionShape;
+
+static void build_convolution(Check *check, const void *argument) {
+    static int32_t positions[MOST_ROWS];
+    const ConvolutionShape *s = argument;
+    int64_t rows = s->sequences * s->length;
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, s->columns}, 0, 1);
+    TensorId weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){s->columns, 1, s->taps}, 0, 1);
+    TensorId at = positions_of(check, &s->documents, rows, positions);
+    check_output(check, op_convolution(check->graph, x, weight, at, TENSOR_NONE, s->sequences));
+}
+
+static void convolutions_stay_in_their_document_and_sequence(void **state) {
+    (void)state;
+    static const ConvolutionShape shapes[] = {
+        {1, 1, 3, 4, {0, 9}}, {1, 9, 5, 4, {0, 4}}, {3, 7, 8, 2, {2, 40}}, {2, 70, 70, 4, {5, 33}}, {1, 6, 300, 8, {0, 6}}};
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_convolution, &shapes[i], (CheckBounds){0});
+}
+
+/* The rows of a sequence at once, and in two parts with a state between them. */
+static void build_continued_convolution(Check *check, const void *argument) {
+    static int32_t positions[MOST_ROWS];
+    const ConvolutionShape *s = argument;
+    int64_t columns = s->columns, first = s->sequences; /* rows of the first part */
+    TensorId weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){columns, 1, s->taps}, 0, 1);
+    TensorId history = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){s->taps - 1, columns}, "history");
+    for (int64_t r = 0; r < s->length; r++) positions[r] = (int32_t)r;
+    for (int64_t r = 0, rows = first; r < s->length; r += rows, rows = s->length - r) {
+        TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, columns}, 0, 1);
+        TensorId at = check_integers(check, 1, &rows, positions + r);
+        check_output(check, op_convolution(check->graph, x, weight, at, history, 1));
+    }
+}
+
+static void a_history_precedes_the_rows(void **state) {
+    (void)state;
+    static const ConvolutionShape shapes[] = {{1, 2, 3, 4}, {2, 9, 8, 4}, {5, 6, 300, 2}};
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_continued_convolution, &shapes[i], (CheckBounds){.forward_only = true});
+}
+
+/* -- The rule ------------------------------------------------------------------------------------------------------ */
+
+typedef struct RuleShape {
+    DeltaSpec spec;
+    int64_t length;
+    Documents documents;
+} RuleShape;
+
+static DeltaInputs rule_inputs(Check *check, const RuleShape *s, int64_t rows, int32_t positions[MOST_ROWS]) {
+    DeltaShape shape = delta_shape(&s->spec, rows);
+    return (DeltaInputs){.x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape.columns}, 0, 1),
+        .gates = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, 2 * shape.heads}, 0, 1),
+        .positions = positions_of(check, &s->documents, rows, positions),
+        .rates = check_parameter(check, PARAMETER_BIAS, 1, &shape.heads, -1, 1),
+        .bias = check_parameter(check, PARAMETER_BIAS, 1, &shape.heads, -1, 1)};
+}
+
+static void build_rule(Check *check, const void *argument) {
+    static int32_t positions[MOST_ROWS];
+    const RuleShape *s = argument;
+    DeltaInputs inputs = rule_inputs(check, s, s->spec.sequences * s->length, positions);
+    check_output(check, op_delta(check->graph, &inputs, &(DeltaState){0}, &s->spec));
+}
+
+static void the_rule_and_its_gradients_agree(void **state) {
+    (void)state;
+    static const RuleShape shapes[] = {{{1, 1, 2, 3, 1}, 1, {0, 9}}, {{1, 1, 3, 2, 1}, 5, {0, 9}}, {{2, 4, 4, 5, 2}, 9, {0, 4}},
+        {{1, 3, 5, 4, 3}, 7, {2, 40}}, {{2, 2, 12, 70, 1}, 33, {0, 21}}, {{1, 2, 128, 128, 1}, 3, {0, 9}}};
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rule, &shapes[i], (CheckBounds){.bf16 = 0.03});
+}
+
+/* Slots and the last rows in use of a first part, whose padding the second part must not see. */
+enum { RULE_SLOTS = 3, RULE_SEQUENCES = 2 };
+static const int32_t rule_slots[RULE_SEQUENCES] = {2, 0}, rule_lasts[RULE_SEQUENCES] = {1, 3}, rule_ends[RULE_SEQUENCES] = {2, 2};
+
+/* Two parts of two sequences, with a state between them. */
+static void build_continued_rule(Check *check, const void *argument) {
+    static int32_t positions[2][MOST_ROWS];
+    const RuleShape *s = argument;
+    DeltaShape shape = delta_shape(&s->spec, RULE_SEQUENCES * s->length);
+    int64_t rows = RULE_SLOTS * shape.heads * shape.key_dim, count = RULE_SEQUENCES;
+    DeltaState states = {.state = graph_tensor(check->graph, ARENA_STATE, TYPE_WIDE, 2, (int64_t[]){rows, shape.value_dim}, "state"),
+        .slots = check_integers(check, 1, &count, rule_slots)};
+    for (int part = 0; part < 2; part++) {
+        DeltaInputs inputs = rule_inputs(check, s, shape.rows, positions[part]);
+        for (int64_t r = 0; r < shape.rows; r++) positions[part][r] = (int32_t)(r % s->length + (part ? rule_lasts[r / s->length] + 1 : 0));
+        states.lasts = check_integers(check, 1, &count, part ? rule_ends : rule_lasts);
+        check_output(check, op_delta(check->graph, &inputs, &states, &s->spec));
+    }
+}
+
+static void the_rule_continues_from_the_states_of_slots(void **state) {
+    (void)state;
+    static const RuleShape shapes[] = {{{1, 2, 3, 5, RULE_SEQUENCES}, 4, {0, 9}}, {{2, 2, 70, 66, RULE_SEQUENCES}, 5, {0, 9}}};
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        check_op(build_continued_rule, &shapes[i], (CheckBounds){.forward_only = true, .bf16 = 0.03});
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gates_multiply_elements_or_rows),
+        cmocka_unit_test(convolutions_stay_in_their_document_and_sequence),
+        cmocka_unit_test(a_history_precedes_the_rows),
+        cmocka_unit_test(the_rule_and_its_gradients_agree),
+        cmocka_unit_test(the_rule_continues_from_the_states_of_slots),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
