@@ -43,6 +43,7 @@ static inline void random_run_weights(const Graph *graph, const ModelConfig *con
         if (p->init_std > 0 || (balance_bias && hf_class(config)->lacks_router_biases)) continue;
         for (int64_t j = 0; j < p->count; j++) {
             double noise = (balance_bias ? 0.02 : 0.2) * rng_normal(2, hash_bytes(p->name, strlen(p->name)), j);
+            if (noise < -0.45) noise = -0.45; /* folders of some classes hold gains minus 1, exact for gains from 0.5 on */
             void *to = parameter_in(p, master);
             element_set(p->element_bytes, to, j, element_get(p->element_bytes, to, j) + noise);
         }
