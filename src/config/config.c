@@ -707,7 +707,8 @@ static bool check_policy(const Config *config, Error *error) {
         return error_set(error, ERROR_USAGE, "rl.loss=%s needs rewards: set rl.reward (docs/rewards.md) or rl.environment", rule->name);
     if (rule->advantage == ADVANTAGE_TEACHER && !rl->reference[0])
         return error_set(error, ERROR_USAGE, "rl.loss=distill needs a teacher: set rl.reference=MODEL");
-    if (rule->advantage != ADVANTAGE_TEACHER && rl->samples < 2)
+    int64_t compared = rule->advantage == ADVANTAGE_OF_BATCH ? rl->prompts * rl->samples : rl->samples;
+    if (rule->advantage != ADVANTAGE_TEACHER && compared < 2)
         return error_set(error, ERROR_USAGE, "rl.loss=%s compares the samples of a prompt: set rl.samples to at least 2", rule->name);
     if (config->steps % rl->updates || config->stop_at % rl->updates || config->checkpoint.every % rl->updates ||
         config->eval.every % rl->updates)
@@ -724,6 +725,12 @@ static bool check_policy(const Config *config, Error *error) {
         return error_set(error, ERROR_USAGE,
             "the adapters' base is the reference of rl.kl_coef, but lora.modules_to_save and lora.tokens change it: set rl.reference=%s",
             config->init);
+    if (rule->advantage == ADVANTAGE_TEACHER && rl->kl == RL_KL_REWARD && config->model.policy.kl > 0)
+        return error_set(
+            error, ERROR_USAGE, "rl.kl=reward has no effect with rl.loss=distill, whose advantages are not of rewards: remove it");
+    if (rl->overlong > rl->tokens)
+        return error_set(error, ERROR_USAGE, "rl.overlong=%lld exceeds rl.tokens=%lld: set it to at most that", (long long)rl->overlong,
+            (long long)rl->tokens);
     if (rl->tokens >= config->data.length)
         return error_set(error, ERROR_USAGE, "rl.tokens=%lld leaves no room for a prompt in data.length=%lld: increase data.length",
             (long long)rl->tokens, (long long)config->data.length);

@@ -62,6 +62,7 @@ CONDITION(has_reward, has_environment(config, facts) || (config->model.policy.lo
 CONDITION(has_batches, !config->model.policy.loss)
 CONDITION(has_dual, policy_has(config, POLICY_CLIP))
 CONDITION(has_penalty, policy_has(config, POLICY_DIFFERENCE))
+CONDITION(follows_rewards, config->model.policy.loss &&policy_rule(&config->model.policy)->advantage != ADVANTAGE_TEACHER)
 CONDITION(has_kl, config->model.policy.loss && config->model.policy.kl > 0)
 CONDITION(has_reference,
     has_kl(config, facts) || (config->model.policy.loss && policy_rule(&config->model.policy)->advantage == ADVANTAGE_TEACHER))
@@ -318,8 +319,8 @@ static const Need rows[] = {
     {"rl.tokens", "rl.loss", has_policy, REFUSE},
     {"rl.slots", "rl.loss", has_policy, REFUSE},
     {"rl.temperature", "rl.loss", has_policy, REFUSE},
-    {"rl.refill", "rl.loss", has_policy, REFUSE},
-    {"rl.overlong", "rl.loss", has_policy, REFUSE},
+    {"rl.refill", "a loss of rl.loss that follows rewards", follows_rewards, REFUSE},
+    {"rl.overlong", "a loss of rl.loss that follows rewards", follows_rewards, REFUSE},
     {"rl.mask_truncated", "rl.loss", has_policy, REFUSE},
     {"rl.clip_low", "rl.loss", has_policy, REFUSE},
     {"rl.clip_high", "rl.loss", has_policy, REFUSE},

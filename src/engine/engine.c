@@ -189,9 +189,9 @@ static void end_slot(Engine *e, int index, EngineEnd why) {
 
 void engine_cancel(Engine *e, const void *context) {
     for (int index = 0; index < e->sizes.slots; index++)
-        if (e->slots[index].owner && e->slots[index].owner->request.context == context) free_slot(e, index);
+        if (e->slots[index].owner && (!context || e->slots[index].owner->request.context == context)) free_slot(e, index);
     for (QueuedRequest *queued = e->first; queued; queued = queued->next)
-        if (queued->request.context == context) queued->ended = queued->request.samples;
+        if (!context || queued->request.context == context) queued->ended = queued->request.samples;
     remove_ended(e, true);
 }
 

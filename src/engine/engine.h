@@ -130,8 +130,8 @@ int64_t engine_positions(const Engine *engine);
 /* Adds a request to the queue. ERROR_USAGE: a token is outside the vocabulary; prompt and tokens
  * exceed the context or the caches; or the prompt is too long for growing RoPE. */
 bool engine_submit(Engine *engine, const EngineRequest *request, Error *error);
-/* Ends all samples of the requests with this context, without calling their `end`, and forgets the
- * requests. Not to be called by `token` and `end`. */
+/* Ends all samples of the requests with this context, or of all requests (NULL), without calling their
+ * `end`, and forgets the requests. Not to be called by `token` and `end`. */
 void engine_cancel(Engine *engine, const void *context);
 /* Appends `count` tokens, at most EngineRequest.tokens - 1 with those before, to a sample that waits, and
  * goes on with the token after them. 0 tokens: ends the sample; does nothing if it does not wait. */

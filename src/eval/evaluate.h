@@ -10,6 +10,7 @@
 typedef struct Evaluation {
     double loss, bits_per_byte;
     int64_t tokens;
+    int64_t missing; /* prompts of reinforcement learning without a reward */
     Rewards rewards;
     double seconds;
     bool stopped;

@@ -293,15 +293,19 @@ static bool take_answers(Generating *generating, Error *error) {
     return taken;
 }
 
-/* Waits for the rewards of the submitted samples. */
-static bool take_rewards(Generating *generating, Error *error) {
+/* Waits for the rewards of the submitted samples, unless a stop is requested. */
+static bool take_rewards(Generating *generating, Watchdog *watchdog, bool *stopped, Error *error) {
     RolloutMaker *maker = generating->maker;
     double start = log_seconds();
     bool taken = true;
-    for (int64_t i = 0; taken && i < generating->submitted; i++) {
+    for (int64_t i = 0; taken && i < generating->submitted && !*stopped;) {
         RewardResult result = {0};
+        *stopped = maker->options.stop->signal;
+        watchdog_alive(watchdog, maker->options.session->step);
+        if (*stopped || !rewards_wait(maker->rewards, 0.2)) continue;
         taken = rewards_take(maker->rewards, &result, error);
         if (!taken) break;
+        i++;
         RolloutSample *sample = &generating->samples[result.id];
         sample->reward = result.failure ? NAN : sample->reward + result.total;
         memcpy(sample->values, result.values, (size_t)rewards_count(maker->rewards) * sizeof *sample->values);
@@ -363,8 +367,8 @@ static bool generate_own(
         good = take_answers(generating, error) && engine_step(maker->engine, error);
         watchdog_alive(watchdog, session->step);
     }
-    for (int64_t i = rank; i < list->count; i += size) engine_cancel(maker->engine, &groups[i]);
-    return (!good || take_rewards(generating, error)) && good;
+    engine_cancel(maker->engine, NULL);
+    return good && (*stopped || take_rewards(generating, watchdog, stopped, error));
 }
 
 /* -- Sharing ------------------------------------------------------------------------------------------------------- */
@@ -546,7 +550,7 @@ static bool make_round(RolloutMaker *maker, int64_t index, int64_t round, Watchd
 }
 
 /* Subtracts penalties from rewards, and computes advantages. */
-static void set_advantages(const RolloutMaker *maker, Rollout *rollout) {
+static bool set_advantages(const RolloutMaker *maker, Rollout *rollout, Error *error) {
     const Config *config = maker->options.config;
     const RlConfig *rl = &config->rl;
     const PolicyConfig *policy = &config->model.policy;
@@ -559,7 +563,14 @@ static void set_advantages(const RolloutMaker *maker, Rollout *rollout) {
             if (sample_drew(sample, t)) rewards[i] -= policy->kl * (sample->old[t] - sample->reference[t]);
     }
     policy_advantages(policy_rule(policy)->advantage, rewards, rollout->groups, rl->samples, advantages);
-    for (int64_t i = 0; i < rollout->count; i++) rollout->samples[i].advantage = advantages[i];
+    for (int64_t i = 0; i < rollout->count; i++) {
+        rollout->samples[i].advantage = advantages[i];
+        if (!isfinite(advantages[i]))
+            return error_set(error, ERROR_NUMERICS,
+                "the advantage of a sample with the reward %g is not finite: rewards of its group are too large; make them smaller",
+                rollout->samples[i].reward);
+    }
+    return true;
 }
 
 bool rollout_make(RolloutMaker *maker, int64_t index, Watchdog *watchdog, Rollout *rollout, Error *error) {
@@ -575,11 +586,10 @@ bool rollout_make(RolloutMaker *maker, int64_t index, Watchdog *watchdog, Rollou
     double start = log_seconds();
     if (!rollout_reference_score(maker->reference, &maker->options.corpus->prompts, rollout->samples, rollout->count, error)) return false;
     rollout->facts.scoring = log_seconds() - start;
-    set_advantages(maker, rollout);
-    return true;
+    return set_advantages(maker, rollout, error);
 }
 
-bool rollout_evaluate(RolloutMaker *maker, Watchdog *watchdog, double *reward, int64_t *count, bool *stopped, Error *error) {
+bool rollout_evaluate(RolloutMaker *maker, Watchdog *watchdog, RolloutJudgement *judgement, bool *stopped, Error *error) {
     const PromptSet *prompts = &maker->options.corpus->valid_prompts;
     const EvalConfig *eval = &maker->options.config->eval;
     int64_t all = (int64_t)prompts->count, wanted = eval->sequences ? int_min(eval->sequences, all) : all;
@@ -590,13 +600,13 @@ bool rollout_evaluate(RolloutMaker *maker, Watchdog *watchdog, double *reward, i
     Generating generating = {.maker = maker, .prompts = prompts, .samples = samples, .each = 1};
     exchange_finish_weights(maker->options.session->training.exchange);
     bool good = generate_all(&generating, &(PromptList){items, wanted, 0}, &(Sampling){.top_p = 1}, watchdog, stopped, error);
-    *reward = 0, *count = 0;
+    *judgement = (RolloutJudgement){.prompts = wanted};
     for (int64_t i = 0; i < wanted; i++) {
         bool judged = good && !*stopped && !isnan(samples[i].reward);
-        *reward += judged ? samples[i].reward : 0;
-        *count += judged;
+        judgement->reward += judged ? samples[i].reward : 0;
+        judgement->judged += judged;
         rollout_sample_free(&samples[i]);
     }
-    *reward /= (double)int_max(*count, 1);
+    judgement->reward /= (double)judgement->judged; /* NaN without any */
     return good;
 }

@@ -51,6 +51,10 @@ const char *rollout_reward_name(const RolloutMaker *maker, int index);
 bool rollout_make(RolloutMaker *maker, int64_t index, Watchdog *watchdog, Rollout *rollout, Error *error);
 /* Writes the samples as JSON lines to RUN/rollouts/STEP.jsonl. */
 bool rollout_record(const RolloutMaker *maker, const Rollout *rollout, int64_t step, Error *error);
-/* Judges the likeliest answers to the validation prompts. *reward: the mean; *count: of how many.
- * Collective. */
-bool rollout_evaluate(RolloutMaker *maker, Watchdog *watchdog, double *reward, int64_t *count, bool *stopped, Error *error);
+/* The mean reward of `judged` of the prompts; the others have no reward. */
+typedef struct RolloutJudgement {
+    double reward;
+    int64_t judged, prompts;
+} RolloutJudgement;
+/* Judges the likeliest answers to the validation prompts. Collective. */
+bool rollout_evaluate(RolloutMaker *maker, Watchdog *watchdog, RolloutJudgement *judgement, bool *stopped, Error *error);

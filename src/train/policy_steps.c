@@ -12,6 +12,11 @@
 
 bool loop_open_rollouts(Loop *loop, Error *error) {
     if (!loop->config->model.policy.loss || loop->config->profile) return true;
+    int64_t updates = loop->settings.rl.updates;
+    if (loop->session.step % updates)
+        return error_set(error, ERROR_USAGE,
+            "rl.updates=%lld does not divide step %lld, after which the run continues: set it to what it was, or fork from another step",
+            (long long)updates, (long long)loop->session.step);
     const RolloutOptions options = {&loop->settings, &loop->session, &loop->corpus, loop->host->stop};
     loop->maker = rollout_maker_open(&options, error);
     return loop_agree(loop, "rollouts", loop->maker, error);
@@ -43,8 +48,8 @@ static void warn_of_fault(Loop *loop, PolicyFault fault, bool is, const char *fo
 
 static void warn_of_rollout(Loop *loop) {
     const RolloutFacts *facts = &loop->rollout.facts;
-    bool judges = loop->config->rl.reward[0];
-    warn_of_fault(loop, FAULT_EQUAL, judges && facts->equal_groups == 1,
+    bool judges = loop->config->rl.reward[0] || loop->config->rl.environment[0];
+    warn_of_fault(loop, FAULT_EQUAL, judges && facts->equal_groups == 1 && facts->failed < 1,
         "all samples of each prompt had the same reward (mean %g), so nothing is learned: use prompts that the model sometimes solves, "
         "more rl.samples, or a finer reward; RUN/rollouts has the samples",
         facts->reward);
@@ -55,7 +60,7 @@ static void warn_of_rollout(Loop *loop) {
     warn_of_fault(loop, FAULT_CERTAIN, facts->surprise < 0.01,
         "the entropy was %g nats per token: samples of a prompt are nearly equal; lower optimizer.lr, or set rl.entropy or rl.kl_coef",
         facts->surprise);
-    warn_of_fault(loop, FAULT_FAILED, facts->failed > 0.5, "%g of the samples had no reward and were left out", facts->failed);
+    warn_of_fault(loop, FAULT_FAILED, facts->failed > 0.5, "%g%% of the samples had no reward and were left out", 100 * facts->failed);
 }
 
 /* -- Rollouts ------------------------------------------------------------------------------------------------------ */
@@ -89,8 +94,10 @@ bool loop_take_samples(Loop *loop, Error *error) {
         groups * rl->samples, &terms);
     loop->next_group += groups;
     loop->updates_left--;
-    warn_of_fault(loop, FAULT_UNTRAINED, !loop->batch.trained,
-        "no token was trained (%g): every sample was cut off, which rl.mask_truncated leaves out; increase rl.tokens", 0);
+    warn_of_fault(loop, FAULT_UNTRAINED, !loop->batch.trained && rl->mask_truncated,
+        "no token was trained: every sample was cut off at rl.tokens=%g, or had no reward, and rl.mask_truncated leaves out what is cut "
+        "off",
+        (double)rl->tokens);
     return true;
 }
 
@@ -118,10 +125,13 @@ void loop_describe_policy(const Loop *loop, const double sums[POLICY_SUMS], Poli
 }
 
 bool loop_evaluate_policy(Loop *loop, Evaluation *result, Error *error) {
-    double start = log_seconds(), reward;
+    double start = log_seconds();
+    RolloutJudgement judgement;
     *result = (Evaluation){.bits_per_byte = NAN};
-    if (!rollout_evaluate(loop->maker, loop->watchdog, &reward, &result->tokens, &result->stopped, error)) return false;
-    result->loss = -reward;
+    if (!rollout_evaluate(loop->maker, loop->watchdog, &judgement, &result->stopped, error)) return false;
+    result->loss = -judgement.reward;
+    result->tokens = judgement.judged;
+    result->missing = judgement.prompts - judgement.judged;
     result->seconds = log_seconds() - start;
     return true;
 }

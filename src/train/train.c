@@ -303,6 +303,13 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     loop->unevaluated = result.stopped || sample.stopped;
     if (loop->unevaluated) return true;
     loop->pace.evaluation_seconds = result.seconds + sample.seconds;
+    if (result.missing) {
+        if (loop_leads(loop))
+            log_warn("validation at step %lld: %lld of %lld prompts have no reward, so it counts neither for the best checkpoint nor for "
+                     "eval.patience",
+                (long long)loop->session.step, (long long)result.missing, (long long)(result.tokens + result.missing));
+        return true;
+    }
     note_evaluation(loop, &result);
     if (loop->metrics) report_evaluation(loop, &result);
     if (loop->metrics && sample.text) report_sample(loop, &sample);
@@ -453,8 +460,10 @@ static bool save_unread(Loop *loop, int64_t saved, Error *error) {
     Error reason = *error, failure = {0};
     int64_t step = loop->session.step;
     if (step > saved && !(save(loop, &failure) && finish_saves(loop, &failure))) log_warn("%s", failure.message);
-    return error_set(error, reason.code, "%s; step %lld is saved, and the same command continues from there", reason.message,
-        (long long)loop->session.parent);
+    return error_set(error, reason.code,
+        loop->session.step ? "%s; step %lld is saved, and the same command continues from there"
+                           : "%s; after step %lld the same command starts again",
+        reason.message, (long long)loop->session.parent);
 }
 
 /* Handles a step without data, for the reason *error. Returns whether a signal ended the wait for

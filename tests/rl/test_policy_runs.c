@@ -224,6 +224,8 @@ static void what_cannot_work_is_refused(void **state) {
     smelt_says(ERROR_USAGE, "checkpoint.every=3", REVERSE "run=x rl.updates=2 checkpoint.every=3");
     smelt_says(ERROR_USAGE, "rl.clip_dual=1.25 is not above 1 + rl.clip_high = 1.28", REVERSE "run=x rl.loss=dapo rl.clip_dual=1.25");
     smelt_says(ERROR_USAGE, "rl.tokens=64 leaves no room", REVERSE "run=x rl.tokens=64");
+    smelt_says(ERROR_USAGE, "rl.overlong=9 exceeds rl.tokens=8", REVERSE "run=x rl.overlong=9");
+    smelt_says(ERROR_USAGE, "rl.refill", POLICY "run=x init=words data.train=prompts.jsonl rl.loss=distill rl.reference=words rl.refill=2");
     smelt_says(ERROR_USAGE, "set rl.reward", REVERSE "run=x rl.reward=");
     smelt_says(ERROR_USAGE, "set rl.reference", REVERSE "run=x rl.loss=distill");
     smelt_says(ERROR_USAGE, "rl.prompts", "train run=x init=words data.train=words.jsonl rl.prompts=4");
@@ -231,6 +233,38 @@ static void what_cannot_work_is_refused(void **state) {
     smelt_says(ERROR_USAGE, "set init=MODEL", POLICY "run=x data.train=prompts.jsonl rl.loss=grpo rl.reward=exact");
     smelt_says(ERROR_DATA, "answer", REVERSE "run=x data.train=words.jsonl");
     smelt_says(ERROR_USAGE, "exact=true with lora.rank=4", "generate adapters a exact=true");
+}
+
+static void write_reward(const char *name, const char *body) {
+    SCOPED_FREE char *text = memory_format("import os, time\ndef reward(completion, **fields):\n    %s\n", body);
+    write_text(name, text);
+}
+
+static void a_validation_without_rewards_is_not_the_best(void **state) {
+    (void)state;
+    static const char settings[] = REVERSE "run=blind steps=4 eval.every=2 checkpoint.every=2 checkpoint.keep_best=true rl.prompts=2 "
+                                           "rl.samples=2 eval.sequences=4 rl.reward=python:unsure.py rl.reward_errors=skip ";
+    write_reward("unsure.py", "return -len(completion) / 1e3 if os.path.exists('sure') else None");
+    write_text("sure", "");
+    char words[1024];
+    snprintf(words, sizeof words, "%sstop_at=2", settings);
+    smelt_good(words);
+    assert_int_equal(remove("sure"), 0);
+    smelt_says(0, "validation at step 4: 4 of 4 prompts have no reward", settings);
+    assert_true(reward_of("blind", "evaluation", -1) < 0);
+    assert_int_equal(recorded("blind", "evaluation", -1, "step"), 2);
+}
+
+static void a_stop_does_not_wait_for_rewards(void **state) {
+    (void)state;
+    write_reward("slow.py", "open('asked', 'w').close(); time.sleep(300)");
+    Process process = smelt_start(REVERSE "run=slow steps=2 rl.prompts=2 rl.samples=2 rl.reward=python:slow.py rl.reward_seconds=600");
+    WAIT_UNTIL(file_exists("asked"), "no reward was asked for%s", "");
+    kill(process.id, SIGTERM);
+    double start = log_seconds();
+    ProcessResult result = process_finish(&process);
+    assert_true(log_seconds() - start < 120);
+    process_free(&result);
 }
 
 static void rewards_that_never_vary_are_named(void **state) {
@@ -253,6 +287,8 @@ int main(void) {
         cmocka_unit_test(few_prompts_are_enough),
         cmocka_unit_test(samples_are_written),
         cmocka_unit_test(what_cannot_work_is_refused),
+        cmocka_unit_test(a_validation_without_rewards_is_not_the_best),
+        cmocka_unit_test(a_stop_does_not_wait_for_rewards),
         cmocka_unit_test(rewards_that_never_vary_are_named),
     };
     train_main();
