@@ -94,6 +94,7 @@ bool loop_take_samples(Loop *loop, Error *error) {
         groups * rl->samples, &terms);
     loop->next_group += groups;
     loop->updates_left--;
+    loop->sample_tokens += loop->batch.all;
     warn_of_fault(loop, FAULT_UNTRAINED, !loop->batch.trained && rl->mask_truncated,
         "no token was trained: every sample was cut off at rl.tokens=%g, or had no reward, and rl.mask_truncated leaves out what is cut "
         "off",

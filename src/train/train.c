@@ -387,7 +387,7 @@ static bool report_run_stop(const Loop *loop, int signal, Error *error) {
 /* `end` has the first step, and the negative of the tokens until then. */
 static void report_run_end(const Loop *loop, SummaryEnd end, double seconds) {
     end.step = loop->session.step;
-    end.tokens += phases_tokens(&loop->phases, loop->session.samples);
+    end.tokens = loop->maker ? loop->sample_tokens : end.tokens + phases_tokens(&loop->phases, loop->session.samples);
     end.seconds = seconds;
     end.validation = loop->session.validation;
     end.exhausted = is_exhausted(loop);
