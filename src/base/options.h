@@ -127,6 +127,10 @@ void options_print_help(const OptionTable *table, FILE *file);
 /* Writes the rows whose values differ between two structs as "key: old -> new" lines to `text`
  * (truncated if it is full). Returns their number. */
 int options_difference(const OptionTable *table, const void *old_values, const void *new_values, char *text, size_t size);
+/* Quotes a text as 'text' for a one-line message: control and invalid bytes as \xNN, truncated with
+ * "...". Returns `quoted`. */
+enum { OPTIONS_QUOTED = 128 };
+const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t length);
 /* Makes "text", "./text" and "text/" absolute: "/folder/text"; a URL or "none" is unchanged. The
  * caller frees it. */
 char *options_absolute_path(const char *path);

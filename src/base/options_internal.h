@@ -5,7 +5,6 @@
 
 enum {
     OPTIONS_NAME_LIMIT = 127, /* bytes of a full dotted name */
-    OPTIONS_QUOTED = 128,     /* size of a hostile text as shown in a message */
 };
 
 /* Another program's name of a setting, in lower case, without its groups; ignored in a table
@@ -17,9 +16,6 @@ extern const OtherName options_other_names[];
 int options_decode_utf8(const char *text, size_t length, uint32_t *code_point);
 /* Returns NULL, or what is wrong with the text at byte *at: invalid UTF-8 or a NUL byte. */
 const char *options_check_utf8(const char *text, size_t length, size_t *at);
-/* Quotes a text as 'text' for a one-line message: control and invalid bytes as \xNN, truncated with
- * "...". Returns `quoted`. */
-const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t length);
 
 /* Parses `text` (length bytes and a NUL after them) into the row's field. `where`, for messages: "at x.yaml:3". */
 bool options_set_row(

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/array.h"
+#include "base/json_reader.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -249,10 +250,12 @@ void reward_job_finish(RewardPart *part, RewardJob *job, RewardAnswer answer) {
     pthread_mutex_unlock(&part->rewards->lock);
 }
 
+static const char *answerer(const RewardPart *part) { return starts_with(part->kind->name, "http") ? "server" : "program"; }
+
 /* Under the lock. */
 static void give_up(RewardPart *part, const char *fault) {
     eventfd_t one;
-    part->given_up = memory_format("the program %s", fault);
+    part->given_up = memory_format("the %s %s", answerer(part), fault);
     for (RewardJob *job; (job = pop_job(part));) finish_job(part, job, fail_with(part->given_up));
     while (eventfd_read(part->arrived, &one) == 0) continue;
 }
@@ -262,17 +265,20 @@ void reward_jobs_fail(RewardPart *part, RewardJob *jobs, const char *fault, bool
     const RewardLimits *limits = reward_limits(part);
     int64_t most = ROUNDS * limits->attempts * limits->copies;
     pthread_mutex_lock(&part->rewards->lock);
-    if (!part->given_up) log_warn("%s: the program %s (fault %d in a row, at most %" PRId64 ")", part->name, fault, ++part->faults, most);
-    if (!part->given_up && (final || part->faults > most)) give_up(part, fault);
+    if (!part->given_up)
+        log_warn(
+            "%s: the %s %s (fault %d in a row; it is given up at %" PRId64 ")", part->name, answerer(part), fault, ++part->faults, most);
+    if (!part->given_up && (final || part->faults >= most)) give_up(part, fault);
     for (RewardJob *job = jobs, *next; job; job = next) {
         next = job->next;
-        job->attempts++;
+        job->attempts += !job->unread;
+        job->unread = false;
         if (part->given_up) finish_job(part, job, fail_with(part->given_up));
         else if (job->attempts < limits->attempts) queue_job(part, job);
         else
             finish_job(part, job,
-                (RewardAnswer){
-                    .failure = memory_format("in each of %d attempts the program failed; in the last one, it %s", job->attempts, fault)});
+                (RewardAnswer){.failure = memory_format(
+                                   "in each of %d attempts the %s failed; in the last one, it %s", job->attempts, answerer(part), fault)});
     }
     pthread_mutex_unlock(&part->rewards->lock);
 }
@@ -288,6 +294,9 @@ static char *answer_text(const json_t *record) {
 
 static bool check_answer(const RewardPart *part, const json_t *record, Error *error) {
     SCOPED_FREE char *answer = part->kind->compares ? answer_text(record) : NULL;
+    const char *wide = json_wide_number(json_object_get(record, "answer"));
+    if (part->kind->compares && wide)
+        return error_set(error, ERROR_DATA, "the number %.100s of \"answer\" is too large or not finite: write it as a text", wide);
     if (part->kind->compares && !answer)
         return error_set(error, ERROR_DATA, "the record has no \"answer\" that is a text or a number: add it");
     return true;

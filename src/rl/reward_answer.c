@@ -4,6 +4,7 @@
 
 #include "base/json_reader.h"
 #include "base/memory.h"
+#include "base/options.h"
 #include "base/scope.h"
 #include "base/strings.h"
 #include "data/pack.h"
@@ -77,15 +78,14 @@ static void take_answer(const json_t *object, bool environment, RewardAnswer *an
 }
 
 bool reward_answer_read(const char *text, size_t size, bool environment, RewardAnswer *answer, Error *error) {
-    enum { SHOWN = 80 };
     *answer = (RewardAnswer){.id = -1};
     Error reason;
     json_auto_t *object = json_parse(text, size, 0, &reason);
     if (!json_is_object(object)) {
-        SCOPED_FREE char *start = memory_format("%.*s", (int)(size < SHOWN ? size : SHOWN), text);
+        char quoted[OPTIONS_QUOTED];
         return error_set(error, ERROR_DATA,
-            "wrote \"%s%s\", which is not an answer: write one JSON object a line, and print other text to stderr", one_line(start),
-            size > SHOWN ? "..." : "");
+            "wrote %s, which is not an answer: write one JSON object a line, and print other text to stderr",
+            options_quote(quoted, text, size));
     }
     const json_t *id = json_object_get(object, "id");
     if (id && !json_is_integer(id))

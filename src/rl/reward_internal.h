@@ -41,6 +41,8 @@ typedef struct RewardJob {
     int64_t number; /* by which the program names it: each attempt of a part has its own */
     int attempts;   /* that have failed */
     double until;   /* log_seconds() */
+    int64_t start;  /* of its request, in the bytes that the program was sent */
+    bool unread;    /* the program ended before it read the request: no attempt */
     struct RewardJob *next;
 } RewardJob;
 
@@ -89,7 +91,7 @@ RewardJob *reward_job_take(RewardPart *part);
 /* Stores the answer of a job and frees the job. The part owns the answer's content from then on. */
 void reward_job_finish(RewardPart *part, RewardJob *job, RewardAnswer answer);
 /* Notes a fault of the program, which is a clause without its subject ("ended with ..."), and gives the
- * jobs that it had back to the queue. Jobs that were attempted too often get it as their failure. After
+ * jobs that it had back to the queue, and counts an attempt at those that it read. Jobs that were attempted too often get it as their failure. After
  * too many faults in a row, or one that is `final`, the program is given up. */
 void reward_jobs_fail(RewardPart *part, RewardJob *jobs, const char *fault, bool final);
 
@@ -104,6 +106,7 @@ double reward_similarity(const int32_t *a, size_t a_count, const int32_t *b, siz
 
 /* Parts of the table of kinds that start programs. */
 void *reward_program_work(void *worker);
+bool reward_python_check(RewardPart *part, Error *error); /* the file can be read */
 void *reward_http_work(void *worker);
 bool reward_http_open(RewardPart *part, Error *error); /* finds libcurl */
 bool reward_code_open(RewardPart *part, Error *error);

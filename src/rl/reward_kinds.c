@@ -150,7 +150,7 @@ static const RewardKind kinds[] = {
         .compute = reward_code_compute,
         .work = reward_program_work},
     {.name = "program", .takes_argument = true, .needs_argument = true, .work = reward_program_work},
-    {.name = "python", .takes_argument = true, .needs_argument = true, .work = reward_program_work},
+    {.name = "python", .takes_argument = true, .needs_argument = true, .parse = reward_python_check, .work = reward_program_work},
     {.name = "http", .takes_argument = true, .needs_argument = true, .parse = reward_http_open, .work = reward_http_work},
     {.name = "https", .takes_argument = true, .needs_argument = true, .parse = reward_http_open, .work = reward_http_work},
 };

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,6 +40,7 @@ typedef struct RewardChild {
     RewardJob *jobs; /* without an answer */
     int64_t job_count;
     RewardBytes unsent, received;
+    int64_t requested;       /* bytes of all requests */
     char fault[FAULT_BYTES]; /* why the child is of no more use; empty: it is */
     bool final;              /* another child would have the same fault */
 } RewardChild;
@@ -62,6 +64,12 @@ extern const char reward_shim[];
 static double answer_seconds(const RewardPart *part) {
     const RewardLimits *limits = reward_limits(part);
     return part->kind->compute ? fmax(limits->seconds, 2 * CODE_PATIENCE * limits->code_seconds) : limits->seconds;
+}
+
+bool reward_python_check(RewardPart *part, Error *error) {
+    size_t length = strcspn(part->argument, ":");
+    SCOPED_FREE char *file = memory_format("%.*s", (int)length, part->argument);
+    return access(file, R_OK) == 0 || error_set(error, ERROR_USAGE, "cannot read %s: %s", file, strerror(errno));
 }
 
 /* Starts the program of a part: this one for `code`, python3 for `python`, else a command of the shell. */
@@ -118,16 +126,33 @@ static bool end_child(RewardChild *child, double patience, int *status) {
     while (waitpid(child->id, status, 0) < 0 && errno == EINTR) continue;
     close(child->output);
     child->id = 0;
+    child->requested = 0;
     child->unsent.size = child->received.size = 0;
     return ended;
 }
 
+/* Marks the jobs whose request the child did not begin to read. Returns whether it read none. */
+static bool mark_unread(const RewardChild *child) {
+    int waiting = 0;
+    bool none = true;
+    if (ioctl(child->input, FIONREAD, &waiting) != 0) waiting = 0;
+    int64_t read = child->requested - (int64_t)child->unsent.size - waiting;
+    for (RewardJob *job = child->jobs; job; job = job->next) {
+        job->unread = job->start >= read;
+        none &= job->unread;
+    }
+    return none;
+}
+
 /* The shell ends with 128 + N if signal N killed its command. */
-static void describe_end(RewardChild *child, int status) {
+static void describe_end(RewardChild *child, int status, bool unread) {
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0, number = WIFSIGNALED(status) ? WTERMSIG(status) : code > 128 ? code - 128 : 0;
     child->final = code == 127;
     if (number) snprintf(child->fault, FAULT_BYTES, "was killed by signal %d (%s)", number, strsignal(number));
     else if (child->final) snprintf(child->fault, FAULT_BYTES, "was not found (exit code 127): check the command");
+    else if (unread)
+        snprintf(child->fault, FAULT_BYTES,
+            "ended with exit code %d before it read its next request: it must stay and read further lines; read its messages above", code);
     else snprintf(child->fault, FAULT_BYTES, "ended with exit code %d before it answered: read its messages above", code);
 }
 
@@ -136,8 +161,9 @@ static void drop_child(RewardChild *child) {
     int status;
     bool silent = !strcmp(child->fault, closed_output);
     if (child->id) {
+        bool unread = silent && mark_unread(child);
         close(child->input);
-        if (end_child(child, silent ? leave_seconds : 0, &status) && silent) describe_end(child, status);
+        if (end_child(child, silent ? leave_seconds : 0, &status) && silent) describe_end(child, status, unread);
     }
     reward_jobs_fail(child->part, child->jobs, child->fault, child->final);
     child->jobs = NULL;
@@ -157,27 +183,6 @@ static void append_bytes(RewardBytes *to, const char *bytes, size_t size) {
 static void drop_bytes(RewardBytes *from, size_t size) {
     from->size -= size;
     memmove(from->bytes, from->bytes + size, from->size);
-}
-
-static void send_requests(RewardChild *child) {
-    ssize_t size = write(child->input, child->unsent.bytes, child->unsent.size);
-    if (size > 0) drop_bytes(&child->unsent, (size_t)size);
-    else if (errno != EAGAIN && errno != EINTR) child_fault(child, "%s", closed_output);
-}
-
-/* Takes a job from the queue and sends it to the child, which is started if there is none. */
-static void accept_job(RewardChild *child) {
-    RewardJob *job = reward_job_take(child->part);
-    if (!job) return;
-    job->until = log_seconds() + answer_seconds(child->part);
-    job->next = child->jobs;
-    child->jobs = job;
-    child->job_count++;
-    if (!child->id) start_child(child);
-    if (*child->fault) return;
-    SCOPED_FREE char *line = memory_format("{\"id\": %" PRId64 ", %s\n", job->number, job->entry->request + 1);
-    append_bytes(&child->unsent, line, strlen(line));
-    send_requests(child);
 }
 
 static RewardJob *find_job(RewardChild *child, int64_t number) {
@@ -222,6 +227,30 @@ static void receive_answers(RewardChild *child) {
         drop_bytes(received, (size_t)(end + 1 - received->bytes));
     }
     if (received->size > ANSWER_BYTES) child_fault(child, "wrote a line of more than %d bytes: shorten its answers", ANSWER_BYTES);
+}
+
+/* A child that reads no more may have said why. */
+static void send_requests(RewardChild *child) {
+    ssize_t size = write(child->input, child->unsent.bytes, child->unsent.size);
+    if (size > 0) drop_bytes(&child->unsent, (size_t)size);
+    else if (errno != EAGAIN && errno != EINTR) receive_answers(child), child_fault(child, "%s", closed_output);
+}
+
+/* Takes a job from the queue and sends it to the child, which is started if there is none. */
+static void accept_job(RewardChild *child) {
+    RewardJob *job = reward_job_take(child->part);
+    if (!job) return;
+    job->until = log_seconds() + answer_seconds(child->part);
+    job->next = child->jobs;
+    child->jobs = job;
+    child->job_count++;
+    if (!child->id) start_child(child);
+    if (*child->fault) return;
+    SCOPED_FREE char *line = memory_format("{\"id\": %" PRId64 ", %s\n", job->number, job->entry->request + 1);
+    job->start = child->requested;
+    child->requested += (int64_t)strlen(line);
+    append_bytes(&child->unsent, line, strlen(line));
+    send_requests(child);
 }
 
 /* Returns the milliseconds until the first job is too late; -1: there is none. */

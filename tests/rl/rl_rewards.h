@@ -4,6 +4,7 @@
 #include "support/files.h"
 #include "support/process.h"
 
+#include "base/json_reader.h"
 #include "base/scope.h"
 #include "rl/reward.h"
 
@@ -20,7 +21,8 @@ static inline RewardSet *open_set(const char *text, RewardLimits limits) {
 /* The completion has one token for each byte. */
 static inline void submit(RewardSet *rewards, int64_t id, const char *completion, const char *record) {
     static const int32_t ids[1 << 14];
-    json_auto_t *object = json_loads(record, 0, NULL);
+    Error error;
+    json_auto_t *object = json_parse(record, strlen(record), 0, &error);
     assert_non_null(object);
     assert_true(strlen(completion) <= sizeof ids / sizeof *ids);
     rewards_submit(rewards, id,

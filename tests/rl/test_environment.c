@@ -200,7 +200,7 @@ static void limits_end_a_sample(void **state) {
 static void what_cannot_work_is_refused(void **state) {
     (void)state;
     smelt_says(ERROR_USAGE, "an environment is one program", PLAY "run=x steps=1 rl.environment=exact");
-    smelt_says(ERROR_USAGE, "an environment is one program", PLAY "run=x steps=1 rl.environment=python:a.py,python:b.py");
+    smelt_says(ERROR_USAGE, "an environment is one program", PLAY "run=x steps=1 rl.environment=program:a,program:b");
     smelt_says(ERROR_USAGE, "rl.environment", PLAY "run=x steps=1 rl.reward=exact");
     smelt_says(ERROR_USAGE, "set rl.reward", PLAY "run=x steps=1 rl.turns=8");
 }

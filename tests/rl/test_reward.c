@@ -112,11 +112,12 @@ static void records_without_their_fields_are_refused(void **state) {
     static const struct {
         const char *reward, *record, *part;
     } wrong[] = {{"exact", "{\"reply\": \"5\"}", "no \"answer\""}, {"exact", "{\"answer\": [5]}", "no \"answer\""},
+        {"exact", "{\"answer\": 123456789012345678901234567890}", "number 123456789012345678901234567890 of \"answer\" is too large"},
         {"code", "{\"answer\": 5}", "no \"tests\""}, {"code", "{\"tests\": [\"pass\", {\"input\": \"a\"}]}", "test 2 of the record"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         Error error;
         RewardResult result;
-        json_auto_t *record = json_loads(wrong[i].record, 0, NULL);
+        json_auto_t *record = json_parse(wrong[i].record, strlen(wrong[i].record), 0, &error);
         RewardSet *rewards = open_set(wrong[i].reward, reward_limits_of_tests);
         assert_false(rewards_check_record(rewards, record, &error));
         assert_int_equal(error.code, ERROR_DATA);

@@ -33,9 +33,9 @@ static const struct {
     {"is killed", "os.kill(os.getpid(), 9)", "was killed by signal 9", false},
     {"ends without an error", "sys.exit(0)", "ended with exit code 0", false},
     {"closes its output", "(os.close(1), time.sleep(1e6))", "closed its output", false},
-    {"prints rubbish", "print('Loading model...', flush=True)", "wrote \"Loading model...\", which is not an answer", false},
-    {"prints a list", "print([1, 2], flush=True)", "wrote \"[1, 2]\", which is not an answer", false},
-    {"prints bytes", "os.write(1, bytes(range(256)))", "which is not an answer", false},
+    {"prints rubbish", "print('Loading model...', flush=True)", "wrote 'Loading model...', which is not an answer", false},
+    {"prints a list", "print([1, 2], flush=True)", "wrote '[1, 2]', which is not an answer", false},
+    {"prints bytes", "os.write(1, b'\\0\\xff\\n')", "wrote '\\x00\\xff', which is not an answer", false},
     {"prints without end", "[os.write(1, b'x' * 65536) for _ in range(40)]", "wrote a line of more than 1048576 bytes", false},
     {"answers another request", "answer(id=number + 1000, reward=1)", "which it has not", false},
     {"answers without id", "answer(reward=1)", "answered without \"id\"", false},
@@ -137,7 +137,8 @@ static void a_program_that_cannot_work_is_given_up(void **state) {
     static const struct {
         const char *program, *part;
     } cases[] = {{"./no-such-program", "was not found (exit code 127)"},
-        {"echo '{\\\"error\\\": \\\"no weights\\\"}'; sleep 1000", "cannot work: no weights"}, {"false", "ended with exit code 1"}};
+        {"echo '{\\\"error\\\": \\\"no weights\\\"}'; sleep 1000", "cannot work: no weights"},
+        {"false", "ended with exit code 1 before it read its next request"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         RewardLimits limits = reward_limits_of_tests;
         Error error;
@@ -260,6 +261,8 @@ static void a_python_function_is_a_reward(void **state) {
                            "    print('judging', completion)\n"
                            "    if completion == 'raise': raise ValueError('bad unit')\n"
                            "    if completion == 'none': return None\n"
+                           "    if completion == 'text': return '1'\n"
+                           "    if completion == 'bool': return True\n"
                            "    return helper.scale * (completion == answer) + fields['bonus']\n"
                            "def with_metrics(completion, **fields):\n"
                            "    return {'reward': len(completion), 'metrics': {'words': len(completion.split())}, 'note': 'seen'}\n");
@@ -269,6 +272,8 @@ static void a_python_function_is_a_reward(void **state) {
     submit(rewards, 0, "a b", "{\"answer\": \"a b\", \"bonus\": 0.25}");
     submit(rewards, 1, "raise", "{\"bonus\": 0.25}");
     submit(rewards, 2, "none", "{\"bonus\": 0.25}");
+    submit(rewards, 3, "text", "{\"bonus\": 0.25}");
+    submit(rewards, 4, "bool", "{\"bonus\": 0.25}");
     RewardResult result = take(rewards, 0);
     assert_true(result.total == 2.25 + 0.5 * 3);
     assert_true(json_number_value(json_object_get(result.metrics, "python2.words")) == 2);
@@ -280,6 +285,60 @@ static void a_python_function_is_a_reward(void **state) {
     result = take(rewards, 2);
     assert_holds(result.failure ? result.failure : "none", "TypeError");
     reward_result_free(&result);
+    result = take(rewards, 3);
+    assert_holds(result.failure ? result.failure : "none", "the reward is a text: return a number");
+    reward_result_free(&result);
+    result = take(rewards, 4);
+    assert_true(result.total == 1 + 0.5 * 4);
+    reward_result_free(&result);
+    rewards_free(rewards);
+}
+
+/* The first copy says why, and no sample is blamed. */
+static void a_wrong_python_file_stops_at_once(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *message;
+    } wrong[] = {{"def reward(:\n", "judge.py cannot be loaded: SyntaxError"}, {"import no_such_module\n", "ModuleNotFoundError"},
+        {"def other(**_): return 1\n", "AttributeError: module 'reward_functions' has no attribute 'reward'"},
+        {"exit(1)\n", "SystemExit: 1"}};
+    Error error;
+    RewardResult result;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        write_text("judge.py", wrong[i].text);
+        RewardSet *rewards = open_set("python:judge.py", reward_limits_of_tests);
+        submit(rewards, 0, "5", "{}");
+        assert_false(rewards_take(rewards, &result, &error));
+        assert_holds(error.message, wrong[i].message);
+        assert_holds(error.message, "given up");
+        rewards_free(rewards);
+    }
+    assert_null(rewards_create("python:absent.py:reward", reward_limits_of_tests, &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_holds(error.message, "cannot read absent.py: No such file");
+}
+
+/* What such a program does not read is no attempt. */
+static void a_program_may_end_after_each_answer(void **state) {
+    (void)state;
+    RewardLimits limits = reward_limits_of_tests;
+    limits.attempts = 1;
+    write_text("program.py", "import json, sys, time\n"
+                             "r = json.loads(sys.stdin.readline())\n"
+                             "print(json.dumps({'id': r['id'], 'reward': int(r['completion'])}), flush=True)\n"
+                             "time.sleep(0.05)\n");
+    RewardSet *rewards = open_set("program:python3 -S program.py", limits);
+    enum { COUNT = 12 };
+    for (int id = 0; id < COUNT; id++) {
+        char text[16];
+        snprintf(text, sizeof text, "%d", id);
+        submit(rewards, id, text, "{}");
+    }
+    for (int id = 0; id < COUNT; id++) {
+        RewardResult result = take(rewards, id);
+        assert_true(result.total == id);
+        reward_result_free(&result);
+    }
     rewards_free(rewards);
 }
 
@@ -309,7 +368,8 @@ static void a_server_is_a_reward(void **state) {
         const char *completion, *failure;
         double total;
     } cases[] = {{"abc", NULL, 3}, {"busy", NULL, 4}, {"cut", NULL, 3}, {"nan", "its reward is NaN", 0},
-        {"down", "answered with status 503", 0}, {"rubbish", "\"rubbish\", which is not an answer", 0}, {"other", "to the request", 0}};
+        {"down", "the server failed; in the last one, it answered with status 503", 0}, {"rubbish", "'rubbish', which is not an answer", 0},
+        {"other", "to the request", 0}};
     enum { COUNT = sizeof cases / sizeof *cases };
     Process server = process_start((char *[]){"/bin/sh", "-c", "exec python3 server.py", NULL});
     WAIT_UNTIL(access("port", R_OK) == 0, "the server does not start");
@@ -342,6 +402,8 @@ int main(void) {
         IN_FOLDER(programs_see_the_whole_sample),
         IN_FOLDER(programs_end_with_their_set),
         IN_FOLDER(a_python_function_is_a_reward),
+        IN_FOLDER(a_wrong_python_file_stops_at_once),
+        IN_FOLDER(a_program_may_end_after_each_answer),
         IN_FOLDER(a_server_is_a_reward),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
