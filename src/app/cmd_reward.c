@@ -70,14 +70,15 @@ static bool print_result(RewardRun *run, Error *error) {
     return true;
 }
 
-static bool take_completion(void *context, json_t *record, Error *error) {
+static bool take_completion(void *context, JsonLine line, Error *error) {
     enum { MOST_WAITING = 4096 };
     RewardRun *run = context;
     SCOPED_FREE int32_t *ids = NULL;
     RewardSample sample;
-    json_auto_t *owned = record;
-    if (!reward_sample_read(owned, &sample, &ids, error) || !rewards_check_record(run->rewards, sample.record, error)) return false;
-    rewards_submit(run->rewards, ++run->submitted, &sample);
+    json_auto_t *record = line.value;
+    if (!reward_sample_read(record, &sample, &ids, error) || !rewards_check_record(run->rewards, sample.record, error)) return false;
+    rewards_submit(run->rewards, line.number, &sample);
+    run->submitted++;
     bool full = run->submitted - run->taken == MOST_WAITING, good = true;
     while (good && (full || rewards_wait(run->rewards, 0))) good = print_result(run, error), full = false;
     return good;
@@ -85,7 +86,7 @@ static bool take_completion(void *context, json_t *record, Error *error) {
 
 static bool score_file(RewardRun *run, const char *path, Error *error) {
     enum { LIMIT = 1 << 30 };
-    if (!json_read_lines(path, LIMIT, take_completion, run, error)) return false;
+    if (!json_read_lines(path, LIMIT, JSON_REJECT_DUPLICATES, take_completion, run, error)) return false;
     while (run->taken < run->submitted)
         if (!print_result(run, error)) return false;
     int64_t count = run->taken - run->excluded;

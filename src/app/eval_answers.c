@@ -86,9 +86,9 @@ static bool add_answer(AnswerSet *set, AnswerQuestion *question, const json_t *v
     return true;
 }
 
-static bool take_answer_question(void *context, json_t *value, Error *error) {
+static bool take_answer_question(void *context, JsonLine line, Error *error) {
     AnswerSet *set = context;
-    json_auto_t *record = value;
+    json_auto_t *record = line.value;
     const json_t *answer = question_member(record, answer_names);
     array_append(set->questions, set->count,
         (AnswerQuestion){.set = set, .text = question_words(question_member(record, question_names)), .answers = json_array()});
@@ -165,7 +165,7 @@ static bool read_answers(AnswerSet *set, Error *error) {
     if (regex && !(set->regex = match_regex_compile(options->pattern, false, error))) return false;
     if (!generation_read_stops(options->stop, &set->stops, error)) return false;
     if (options->shots && !*options->stop && !*options->template) stop_texts_add(&set->stops, "\n\n", 2);
-    return json_read_lines(set->path, ANSWERS_LIMIT, take_answer_question, set, error) &&
+    return json_read_lines(set->path, ANSWERS_LIMIT, 0, take_answer_question, set, error) &&
            ((int64_t)set->count > options->shots ||
                error_set(error, ERROR_USAGE, "%s has %zu questions, which shots=%" PRId64 " uses up: set shots lower", set->path,
                    set->count, options->shots));

@@ -100,9 +100,9 @@ static int find_answer(const ChoiceQuestion *question, const json_t *answer, con
     return -1;
 }
 
-static bool take_question(void *context, json_t *value, Error *error) {
+static bool take_question(void *context, JsonLine line, Error *error) {
     QuestionSet *set = context;
-    json_auto_t *record = value;
+    json_auto_t *record = line.value;
     static const char *const answers[] = {"answer", "answerKey", "gold", "label", NULL};
     const json_t *choices = json_object_get(record, "choices"), *labels = NULL;
     if (json_is_object(choices)) labels = json_object_get(choices, "label"), choices = json_object_get(choices, "text");
@@ -124,7 +124,7 @@ static bool take_question(void *context, json_t *value, Error *error) {
 }
 
 static bool read_questions(QuestionSet *set, Error *error) {
-    return json_read_lines(set->path, QUESTIONS_LIMIT, take_question, set, error) &&
+    return json_read_lines(set->path, QUESTIONS_LIMIT, 0, take_question, set, error) &&
            ((int64_t)set->count > set->shots ||
                error_set(error, ERROR_USAGE, "%s has %zu questions, which shots=%" PRId64 " uses up: set shots lower", set->path,
                    set->count, set->shots));

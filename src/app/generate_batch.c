@@ -109,8 +109,9 @@ static bool take_messages(PromptBatch *b, const json_t *messages, TokenIds *toke
 static const char *const result_names[] = {
     "sample", "completion", "finish", "tokens_generated", "logprob", "ids", "logprobs", "top_logprobs"};
 
-static bool take_record(void *context, json_t *record, Error *error) {
+static bool take_record(void *context, JsonLine line, Error *error) {
     PromptBatch *b = context;
+    json_t *record = line.value;
     array_append(b->prompts, b->count, (BatchPrompt){.batch = b, .record = record});
     BatchPrompt *prompt = &b->prompts[b->count - 1];
     const json_t *text = json_object_get(record, "prompt"), *ids = json_object_get(record, "tokens"),
@@ -128,7 +129,7 @@ static bool take_record(void *context, json_t *record, Error *error) {
 }
 
 static bool read_prompts(PromptBatch *b, Error *error) {
-    return json_read_lines(b->path, PROMPTS_LIMIT, take_record, b, error) &&
+    return json_read_lines(b->path, PROMPTS_LIMIT, JSON_REJECT_DUPLICATES, take_record, b, error) &&
            (b->count > 0 || error_set(error, ERROR_DATA, "%s has no prompts", b->path));
 }
 

@@ -153,7 +153,7 @@ json_t *json_read(const char *path, ErrorCode code, Error *error) {
 }
 
 bool json_read_lines(
-    const char *path, int64_t limit, bool (*take)(void *context, json_t *value, Error *error), void *context, Error *error) {
+    const char *path, int64_t limit, size_t flags, bool (*take)(void *context, JsonLine line, Error *error), void *context, Error *error) {
     int64_t bytes, line = 1;
     SCOPED_FREE char *content = file_read(path, limit, &bytes, error);
     if (!content) return false;
@@ -161,8 +161,8 @@ bool json_read_lines(
         char *next = memchr(at, '\n', (size_t)(end - at)), *after = next ? next : end;
         size_t length = (size_t)(after - at);
         if (strspn(at, " \t\r") < length) {
-            json_t *value = json_parse(at, length, 0, error);
-            if (!value || !take(context, value, error)) return error_context(error, "%s, line %" PRId64, path, line);
+            json_t *value = json_parse(at, length, flags, error);
+            if (!value || !take(context, (JsonLine){line, value}, error)) return error_context(error, "%s, line %" PRId64, path, line);
         }
         at = after + 1;
     }

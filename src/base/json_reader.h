@@ -25,10 +25,15 @@ json_t *json_read(const char *path, ErrorCode code, Error *error);
  * that exists but cannot be read, or does not hold an object, is an error. */
 bool json_read_optional(const char *path, json_t **object, ErrorCode code, Error *error);
 
-/* Reads a file of JSON lines of at most `limit` bytes, without its empty lines. `take` gets each value
- * in order and owns the reference; false stops. Errors of a line name the file and the line. */
+/* A line of a file, from 1; the receiver owns the reference to its value. */
+typedef struct JsonLine {
+    int64_t number;
+    json_t *value;
+} JsonLine;
+/* Reads a file of JSON lines of at most `limit` bytes, without its empty lines; `flags` as above. `take`
+ * gets each line in order; false stops. Errors of a line name the file and the line. */
 bool json_read_lines(
-    const char *path, int64_t limit, bool (*take)(void *context, json_t *value, Error *error), void *context, Error *error);
+    const char *path, int64_t limit, size_t flags, bool (*take)(void *context, JsonLine line, Error *error), void *context, Error *error);
 
 /* A number that jansson cannot hold is represented in a tree by an object, so that it is not
  * mistaken for another number or a text. These functions recognize such an object, and treat other

@@ -78,10 +78,11 @@ static bool check_prompt_tokens(const PromptOptions *options, const TokenIds *to
                (long long)options->most);
 }
 
-static bool take_prompt(void *context, json_t *record, Error *error) {
+static bool take_prompt(void *context, JsonLine line, Error *error) {
     PromptReading *reading = context;
     PromptSet *set = reading->set;
-    array_append(set->items, set->count, (Prompt){.record = record});
+    json_t *record = line.value;
+    array_append(set->items, set->count, (Prompt){.record = record, .line = line.number});
     TokenIds *tokens = &set->items[set->count - 1].tokens;
     const json_t *text = json_object_get(record, "prompt"), *ids = json_object_get(record, "tokens"),
                  *messages = json_object_get(record, "messages");
@@ -97,7 +98,7 @@ bool prompt_set_read(PromptSet *set, const char *path, const PromptOptions *opti
     SCOPED(close_reading) PromptReading reading = {.set = set, .options = options};
     *set = (PromptSet){.answer_end = -1};
     if (options->tokenizer) reading.encoder = tokenizer_encoder_open(options->tokenizer);
-    return json_read_lines(path, PROMPT_FILE_LIMIT, take_prompt, &reading, error) &&
+    return json_read_lines(path, PROMPT_FILE_LIMIT, JSON_REJECT_DUPLICATES, take_prompt, &reading, error) &&
            (set->count > 0 || error_set(error, ERROR_DATA, "%s has no prompts", path));
 }
 

@@ -1,12 +1,13 @@
 /* A file of prompts: JSON lines, each an object with one of `prompt` (a text), `messages` (a
  * conversation, which the chat template renders up to the answer) and `tokens` (ids), and any other
- * members. Read whole, because prompts are few beside the texts that answer them. */
+ * members, each once. Read whole, because prompts are few beside the texts that answer them. */
 #pragma once
 
 #include "chat/chat.h"
 
 typedef struct Prompt {
     json_t *record; /* the object of the file */
+    int64_t line;   /* of the file, from 1 */
     TokenIds tokens;
 } Prompt;
 

@@ -23,7 +23,8 @@ static bool matches_regex(const char *pattern, const char *text, size_t size, co
     return matches;
 }
 
-static bool check_row(void *context, json_t *row, Error *error) {
+static bool check_row(void *context, JsonLine line, Error *error) {
+    json_t *row = line.value;
     (void)error;
     const json_t *value = json_object_get(row, "text");
     const char *kind = json_string_value(json_object_get(row, "kind")), *text = json_string_value(value),
@@ -42,7 +43,7 @@ static void texts_match_as_other_code_says(void **state) {
     (void)state;
     Error error = {0};
     int wrong = 0;
-    if (!json_read_lines("tests/golden/match.jsonl", 1 << 24, check_row, &wrong, &error)) fail_msg("%s", error.message);
+    if (!json_read_lines("tests/golden/match.jsonl", 1 << 24, 0, check_row, &wrong, &error)) fail_msg("%s", error.message);
     assert_int_equal(wrong, 0);
 }
 
