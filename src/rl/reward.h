@@ -69,7 +69,7 @@ const char *rewards_name(const RewardSet *rewards, int index);
  * for it. ERROR_DATA. */
 bool rewards_check_record(const RewardSet *rewards, const json_t *record, Error *error);
 
-/* Reads a sample from a JSON object with "completion", and perhaps "prompt", "completion_ids", "finish"
+/* Reads a sample from a JSON object with "completion", and perhaps "prompt" (or "prompt_text"), "completion_ids", "finish"
  * and "record", which is the object itself by default. The sample borrows its texts and `*ids`, which
  * the caller frees. ERROR_DATA. */
 bool reward_sample_read(const json_t *object, RewardSample *sample, int32_t **ids, Error *error);

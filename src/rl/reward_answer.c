@@ -129,7 +129,9 @@ char *reward_request_write(const RewardSample *sample) {
 
 bool reward_sample_read(const json_t *object, RewardSample *sample, int32_t **ids, Error *error) {
     const json_t *prompt = json_object_get(object, "prompt"), *completion = json_object_get(object, "completion");
-    const json_t *list = json_object_get(object, "completion_ids"), *record = json_object_get(object, "record");
+    const json_t *list = json_object_get(object, "completion_ids"), *text = json_object_get(object, "prompt_text"),
+                 *record = json_object_get(object, "record");
+    if (!json_is_string(prompt)) prompt = text; /* in a rollout, which has the number of the line */
     *sample = (RewardSample){.prompt = json_string_value(prompt),
         .prompt_size = json_string_length(prompt),
         .completion = json_string_value(completion),

@@ -1,10 +1,11 @@
-/* The file of a rollout: a JSON line for each sample, for people and other programs. Nothing reads it
- * back. */
+/* The file of a rollout: a JSON line for each sample, for people and other programs. `smelt
+ * reward` scores it anew. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json_reader.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "rl/rollout.h"
@@ -12,11 +13,15 @@
 
 static json_t *real_or_null(double value) { return isfinite(value) ? json_real(value) : json_null(); }
 
-static json_t *sample_text(const RolloutMaker *maker, const RolloutSample *sample, size_t first, size_t end) {
-    GeneratedText text = rollout_text(maker, &sample->ids, first, end, false);
+static json_t *ids_text(const RolloutMaker *maker, const TokenIds *ids, size_t first, size_t end, bool ends) {
+    GeneratedText text = rollout_text(maker, ids, first, end, ends);
     json_t *string = json_stringn(text.bytes ? text.bytes : "", text.size);
     generated_text_free(&text);
     return string ? string : json_null();
+}
+
+static json_t *sample_text(const RolloutMaker *maker, const RolloutSample *sample, size_t first, size_t end) {
+    return ids_text(maker, &sample->ids, first, end, false);
 }
 
 json_t *rollout_turns(const RolloutMaker *maker, const RolloutSample *sample) {
@@ -35,6 +40,7 @@ json_t *rollout_turns(const RolloutMaker *maker, const RolloutSample *sample) {
 
 static json_t *sample_line(const RolloutMaker *maker, const RolloutSample *sample, int64_t number, int64_t step) {
     json_t *ids = json_array(), *old = json_array(), *reference = json_array(), *rewards = json_object();
+    const Prompt *prompt = &rollout_maker_options(maker)->corpus->prompts.items[sample->prompt];
     const char *name;
     for (int i = 0; (name = rollout_reward_name(maker, i)); i++) json_object_set_new(rewards, name, real_or_null(sample->values[i]));
     for (size_t i = 0; i < sample->ids.count; i++) {
@@ -44,8 +50,9 @@ static json_t *sample_line(const RolloutMaker *maker, const RolloutSample *sampl
     }
     json_t *line = json_object();
     json_object_set_new(line, "step", json_integer(step));
-    json_object_set_new(line, "prompt", json_integer(sample->prompt + 1));
+    json_object_set_new(line, "prompt", json_integer(prompt->line));
     json_object_set_new(line, "sample", json_integer(number));
+    json_object_set_new(line, "prompt_text", ids_text(maker, &prompt->tokens, 0, prompt->tokens.count, true));
     json_object_set_new(line, "completion", sample_text(maker, sample, 0, sample->ids.count));
     if (sample->turns) json_object_set_new(line, "turns", rollout_turns(maker, sample));
     json_object_set_new(line, "finish", json_string(sample->cut ? "length" : "stop"));
@@ -56,6 +63,7 @@ static json_t *sample_line(const RolloutMaker *maker, const RolloutSample *sampl
     json_object_set_new(line, "logprobs", old);
     if (sample->reference) json_object_set(line, "reference_logprobs", reference);
     json_decref(reference);
+    json_object_set(line, "record", prompt->record);
     return line;
 }
 
@@ -68,7 +76,8 @@ bool rollout_record(const RolloutMaker *maker, const Rollout *rollout, int64_t s
     if (!out) memory_refused(0);
     for (int64_t i = 0; i < rollout->count; i++) {
         json_auto_t *line = sample_line(maker, &rollout->samples[i], i % config->rl.samples, step);
-        if (json_dumpf(line, out, JSON_COMPACT) != 0 || putc('\n', out) == EOF) memory_refused(0);
+        SCOPED_FREE char *text = json_format_line(line);
+        if (!text || fprintf(out, "%s\n", text) < 0) memory_refused(0);
     }
     fclose(out);
     return file_make_folder(folder, error) && file_write(path, all, (int64_t)size, error);

@@ -202,12 +202,17 @@ static void few_prompts_are_enough(void **state) {
 
 static void samples_are_written(void **state) {
     (void)state;
-    smelt_good(SHORT "run=written steps=2 rl.refill=0");
+    assert_int_equal(system("sed 's/^/\\n/' prompts.jsonl >blank.jsonl"), 0);
+    smelt_good(SHORT "run=written steps=2 rl.refill=0 data.train=blank.jsonl");
+    smelt_says(0, "16 completions, reward ", "reward written/rollouts/1.jsonl rl.reward=exact");
     size_t size, lines = 0;
     SCOPED_FREE char *text = (char *)read_bytes("written/rollouts/1.jsonl", &size);
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"), lines++) {
         json_auto_t *sample = json_loads(line, 0, NULL);
         assert_non_null(json_string_value(json_object_get(sample, "completion")));
+        const json_t *asked = json_object_get(json_object_get(sample, "record"), "prompt");
+        assert_string_equal(json_string_value(asked), json_string_value(json_object_get(sample, "prompt_text")));
+        assert_int_equal(json_integer_value(json_object_get(sample, "prompt")) % 2, 0);
         assert_int_equal(json_array_size(json_object_get(sample, "ids")), json_array_size(json_object_get(sample, "logprobs")));
         assert_int_equal(json_array_size(json_object_get(sample, "ids")), json_array_size(json_object_get(sample, "reference_logprobs")));
         double reward = json_real_value(json_object_get(sample, "reward"));
@@ -232,6 +237,8 @@ static void what_cannot_work_is_refused(void **state) {
     smelt_says(ERROR_USAGE, "batch.tokens", REVERSE "run=x batch.tokens=2048");
     smelt_says(ERROR_USAGE, "set init=MODEL", POLICY "run=x data.train=prompts.jsonl rl.loss=grpo rl.reward=exact");
     smelt_says(ERROR_DATA, "answer", REVERSE "run=x data.train=words.jsonl");
+    write_text("twice.jsonl", "{\"prompt\": \"abc=\", \"answer\": \"cba\", \"answer\": \"abc\"}\n");
+    smelt_says(ERROR_DATA, "twice.jsonl, line 1", REVERSE "run=x data.train=twice.jsonl");
     smelt_says(ERROR_USAGE, "exact=true with lora.rank=4", "generate adapters a exact=true");
 }
 
