@@ -12,6 +12,6 @@
         "requests that one copy has at once; it may answer them in any order", free), \
     REAL_OPTION(rl.reward_seconds, "120", 0.001, 1e6, "seconds", "time for the answer of a reward program or a server", free), \
     INT_OPTION(rl.reward_attempts, "3", 1, 1000, "attempts", "attempts at a sample whose reward program fails", free), \
-    CHOICE_OPTION(rl.reward_errors, "stop", "stop|skip", "at a sample without a reward: stop, or warn and exclude it", decides), \
+    CHOICE_OPTION(rl.reward_errors, "stop", "stop|skip", "what to do when a sample has no reward: stop, or warn and exclude it", decides), \
     REAL_OPTION(rl.code_seconds, "5", 1, 1e5, "seconds", "CPU time of the tests of one sample of generated code", decides), \
     INT_OPTION(rl.code_memory, "2Gi", 1 << 26, 1e15, "bytes", "memory of generated code", decides),

@@ -82,7 +82,7 @@ static void completions_of_a_file_are_scored(void **state) {
     ProcessResult result = run_reward("last_number, 0.5*length:2", "rl.reward_errors=skip");
     assert_int_equal(result.code, 0);
     assert_holds(result.output, "{\"line\": 1, \"error\": \"length: the number of tokens of the completion is unknown");
-    assert_holds(result.output, "{\"line\": 2, \"reward\": 1.5, \"values\": {\"last_number\": 1.0, \"length\": 1.0}}");
+    assert_holds(result.output, "{\"line\": 3, \"reward\": 1.5, \"values\": {\"last_number\": 1.0, \"length\": 1.0}}");
     assert_holds(result.errors, "2 completions, reward 1.5000 on average, standard deviation 0.0000, 1 excluded");
     process_free(&result);
     result = run_reward("last_number, 0.5*length:2", NULL);
