@@ -46,8 +46,8 @@ static bool open_rewards(RolloutMaker *maker, Error *error) {
     for (int s = 0; s < 2; s++)
         for (size_t i = 0; i < sets[s]->count; i++)
             if (!rewards_check_record(maker->rewards, sets[s]->items[i].record, error))
-                return error_context(
-                    error, "prompt %zu of %s", i + 1, s ? maker->options.config->data.valid : maker->options.config->data.train);
+                return error_context(error, "%s, line %" PRId64, s ? maker->options.config->data.valid : maker->options.config->data.train,
+                    sets[s]->items[i].line);
     return true;
 }
 
