@@ -9,7 +9,9 @@ try:
     spec = importlib.util.spec_from_file_location("reward_functions", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    function = getattr(module, name)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise AttributeError(f"it has no function {name}")
 except BaseException as error:
     print(json.dumps({"error": f"{path} cannot be loaded: {type(error).__name__}: {error}"}), file=answers, flush=True)
     raise

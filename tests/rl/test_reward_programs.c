@@ -300,8 +300,8 @@ static void a_wrong_python_file_stops_at_once(void **state) {
     static const struct {
         const char *text, *message;
     } wrong[] = {{"def reward(:\n", "judge.py cannot be loaded: SyntaxError"}, {"import no_such_module\n", "ModuleNotFoundError"},
-        {"def other(**_): return 1\n", "AttributeError: module 'reward_functions' has no attribute 'reward'"},
-        {"exit(1)\n", "SystemExit: 1"}};
+        {"def other(**_): return 1\n", "AttributeError: it has no function reward"},
+        {"reward = 1\n", "AttributeError: it has no function reward"}, {"exit(1)\n", "SystemExit: 1"}};
     Error error;
     RewardResult result;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
