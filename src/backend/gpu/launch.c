@@ -125,7 +125,7 @@ void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, cons
     Gpu *gpu = gpu_of(device);
     if (gpu_failed(gpu) || shape.x == 0) return;
     Function *function = find_function(gpu, kernel);
-    if (!function || !allow_shared(gpu, function, shape.shared)) return;
+    if (!function || gpu->preparing || !allow_shared(gpu, function, shape.shared)) return;
     void *parameters[] = {(void *)arguments};
     unsigned grid[] = {(unsigned)shape.x, shape.y ? (unsigned)shape.y : 1, shape.z ? (unsigned)shape.z : 1};
     int result = gpu->overlaps_launches
