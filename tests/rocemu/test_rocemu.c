@@ -393,6 +393,7 @@ static void expect_buffer(int lane, const u32 *x, u32 *out) {
 static void expect_buffer_write(int lane, const u32 *x, u32 *out) {
     for (int i = 0; i < 4 && lane < 32; i++) out[i] = i ? x[i] : ~x[i];
 }
+static void expect_store_three(int lane, const u32 *x, u32 *out) { (void)lane, memcpy(out, x, 16), out[0] = ~x[0]; }
 static void expect_scalar(int lane, const u32 *x, u32 *out) {
     const u32 *first = x - 4 * lane + 4;
     out[0] = first[0], out[1] = first[15], out[2] = first[7], out[3] = first[8];
@@ -424,9 +425,10 @@ static void loads_and_stores_of_every_form_move_what_they_say(void **state) {
     } moves[] = {{"lds_read_pairs", expect_read_pairs}, {"lds_write_pairs", expect_write_pairs},
         {"lds_write_strides", expect_write_strides}, {"lds_write_two", expect_write_two}, {"lds_add", expect_add},
         {"accumulators", expect_accumulators}, {"write_lane", expect_write_lane}, {"buffer_read", expect_buffer},
-        {"buffer_write", expect_buffer_write}, {"scalar_read", expect_scalar}, {"branch_on_vcc", expect_branches},
-        {"halves", expect_halves}, {"bytes", expect_bytes}, {"lds_read_transposed", expect_transposed, true},
-        {"buffer_to_lds", expect_other_half, true}, {"global_to_lds", expect_other_half, true}};
+        {"buffer_write", expect_buffer_write}, {"store_three", expect_store_three}, {"scalar_read", expect_scalar},
+        {"branch_on_vcc", expect_branches}, {"halves", expect_halves}, {"bytes", expect_bytes},
+        {"lds_read_transposed", expect_transposed, true}, {"buffer_to_lds", expect_other_half, true},
+        {"global_to_lds", expect_other_half, true}};
     u32 in[4 * LANES], out[4 * LANES];
     (void)state;
     random_state = 4;

@@ -42,6 +42,10 @@ MOVES(buffer_write,
     "s_mov_b64 s[8:9], s[14:15]\n s_movk_i32 s10, 512\n s_mov_b32 s11, 0x27000\n v_not_b32 v24, v24\n"
     "buffer_store_dwordx4 v[24:27], v30, s[8:11], 0 offen\n v_not_b32 v24, v24\n s_waitcnt vmcnt(0)\n"
     "buffer_load_dwordx4 v[20:23], v30, s[8:11], 0 offen\n s_waitcnt vmcnt(0)\n buffer_store_dwordx4 v[24:27], v30, s[8:11], 0 offen")
+/* Three dwords are stored, and the lane's fourth stays. */
+MOVES(store_three, "v_not_b32 v24, v24\n global_store_dwordx3 v30, v[24:26], s[14:15]\n s_waitcnt vmcnt(0)\n"
+                   "global_load_dwordx4 v[20:23], v30, s[14:15]\n s_waitcnt vmcnt(0)\n v_not_b32 v24, v24\n"
+                   "global_store_dwordx3 v30, v[24:26], s[14:15]")
 MOVES(scalar_read, "s_load_dwordx16 s[16:31], s[14:15], 0x10\n s_waitcnt lgkmcnt(0)\n v_mov_b32 v20, s16\n v_mov_b32 v21, s31\n v_mov_b32 "
                    "v22, s23\n v_mov_b32 v23, s24")
 MOVES(branch_on_vcc, "v_cmp_lt_u32 vcc, v24, v24\n s_cbranch_vccz first%=\n v_mov_b32 v20, 1\n first%=:\n"
