@@ -165,7 +165,7 @@ typedef struct OptimizerConfig {
     bool decay_vectors, in_backward;
 } OptimizerConfig;
 
-/* Where the KL divergence to the reference counts: in the loss of each token, or in the reward. */
+/* The KL divergence to the reference is a term of each token's loss, or of the reward. */
 typedef enum RlKl { RL_KL_LOSS, RL_KL_REWARD } RlKl;
 /* What happens if the reward of a sample cannot be had. */
 typedef enum RlRewardErrors { RL_ERRORS_STOP, RL_ERRORS_SKIP } RlRewardErrors;

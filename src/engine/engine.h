@@ -98,7 +98,7 @@ typedef struct EngineRequest {
 
 typedef struct Engine Engine;
 
-/* Where an engine runs, and in which precision. The device and the mesh (NULL: one rank) outlive it. */
+/* The ranks, precision and device of an engine. The device and the mesh (NULL: one rank) outlive it. */
 typedef struct EnginePlace {
     const Mesh *mesh;
     Precision precision;

@@ -50,7 +50,7 @@ typedef struct RewardResult {
     json_t *metrics; /* numbers that programs reported, as {"NAME.METRIC": number}; NULL: none */
     json_t *append;  /* what an environment appends: a text or a list of messages; NULL: the sample has ended */
     char *note;      /* what a program remarked on the sample; NULL: nothing */
-    char *failure;   /* with `skip`: why there is no reward, and `total` is 0; NULL: there is one */
+    char *failure;   /* with `skip`: the reason for a missing reward, whose `total` is 0; NULL: the sample has one */
 } RewardResult;
 void reward_result_free(RewardResult *result);
 

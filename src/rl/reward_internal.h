@@ -95,7 +95,7 @@ void reward_job_finish(RewardPart *part, RewardJob *job, RewardAnswer answer);
  * too many faults in a row, or one that is `final`, the program is given up. */
 void reward_jobs_fail(RewardPart *part, RewardJob *jobs, const char *fault, bool final);
 
-enum { CODE_PATIENCE = 10 /* a test that waits is ended after so many times the limit of CPU time */ };
+enum { CODE_PATIENCE = 10 /* a test that waits is ended after this multiple of the limit of CPU time */ };
 
 /* The sample as a JSON object in one line; the caller frees it. */
 char *reward_request_write(const RewardSample *sample);

@@ -412,8 +412,8 @@ static const double *take_sample(const double *at, RolloutSample *sample, int va
     return at + count;
 }
 
-/* What a rank says of its share: its first prompt, or -1 if another rank has the same samples; how many
- * numbers its message has, or why it has none. */
+/* A rank's notice before it sends its samples: its first prompt (-1: another rank sends the same samples),
+ * the numbers in its message, and the error code if it failed. */
 typedef struct ShareNotice { int64_t first, numbers, code, stopped; } ShareNotice;
 
 /* Sets the same outcome on all ranks: a failure of any, or a stop. */

@@ -1,4 +1,4 @@
-/* What the files of rollouts share. */
+/* Functions that the files of rollouts share. */
 #pragma once
 
 #include "infer/generated_text.h"
