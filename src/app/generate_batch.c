@@ -17,6 +17,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "chat/prompts.h"
 
 enum { PROMPTS_LIMIT = 1 << 30 /* bytes of the file */ };
 
@@ -86,17 +87,6 @@ static bool open_template(PromptBatch *b, Error *error) {
            error_set(error, ERROR_USAGE, "%s has no chat template for messages: set template=FILE, or template=chatml", b->folder);
 }
 
-static bool take_ids(const json_t *array, TokenIds *tokens, Error *error) {
-    size_t index;
-    json_t *value;
-    json_array_foreach(array, index, value) {
-        json_int_t token = json_is_integer(value) ? json_integer_value(value) : -1;
-        if (token < 0 || token > INT32_MAX) return error_set(error, ERROR_DATA, "element %zu of tokens is not a token id", index);
-        token_ids_append(tokens, (int32_t)token);
-    }
-    return tokens->count > 0 || error_set(error, ERROR_DATA, "tokens is empty");
-}
-
 static bool take_messages(PromptBatch *b, const json_t *messages, TokenIds *tokens, Error *error) {
     if (!b->chat.chat && !open_template(b, error)) return false;
     json_auto_t *conversation = json_pack("{sO}", "messages", messages);
@@ -121,7 +111,9 @@ static bool take_record(void *context, JsonLine line, Error *error) {
     for (size_t i = 0; i < sizeof result_names / sizeof *result_names; i++)
         if (json_object_get(record, result_names[i]))
             return error_set(error, ERROR_DATA, "the member %s would be replaced by a result: rename it", result_names[i]);
-    if (ids) return take_ids(ids, &prompt->tokens, error);
+    if (ids)
+        return prompt_read_ids(ids, &prompt->tokens, error) &&
+               (prompt->tokens.count > 0 || error_set(error, ERROR_DATA, "tokens is empty"));
     if (messages) return take_messages(b, messages, &prompt->tokens, error);
     if (strlen(json_string_value(text)) != json_string_length(text))
         return error_set(error, ERROR_DATA, "prompt contains a zero character");

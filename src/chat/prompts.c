@@ -46,7 +46,7 @@ static bool take_prompt_messages(PromptReading *reading, const json_t *record, T
     return true;
 }
 
-static bool take_prompt_ids(const json_t *ids, TokenIds *tokens, Error *error) {
+bool prompt_read_ids(const json_t *ids, TokenIds *tokens, Error *error) {
     size_t index;
     json_t *value;
     json_array_foreach(ids, index, value) {
@@ -88,7 +88,7 @@ static bool take_prompt(void *context, JsonLine line, Error *error) {
                  *messages = json_object_get(record, "messages");
     if (!json_is_object(record) || json_is_string(text) + json_is_array(ids) + json_is_array(messages) != 1)
         return error_set(error, ERROR_DATA, "expected an object with one of prompt (a text), messages (a list) and tokens (ids)");
-    bool taken = ids        ? take_prompt_ids(ids, tokens, error)
+    bool taken = ids        ? prompt_read_ids(ids, tokens, error)
                  : messages ? take_prompt_messages(reading, record, tokens, error)
                             : take_prompt_text(reading, text, tokens, error);
     return taken && check_prompt_tokens(reading->options, tokens, error);

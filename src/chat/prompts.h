@@ -24,6 +24,8 @@ typedef struct PromptOptions {
     int64_t vocabulary, most;   /* token ids are below the first; a prompt has at most `most` tokens */
 } PromptOptions;
 
+/* Appends the token ids of an array. ERROR_DATA names the element that is not one. */
+bool prompt_read_ids(const json_t *ids, TokenIds *tokens, Error *error);
 /* ERROR_DATA and ERROR_USAGE name the line. The caller frees the set, also after a failure. */
 bool prompt_set_read(PromptSet *set, const char *path, const PromptOptions *options, Error *error);
 void prompt_set_free(PromptSet *set); /* a zeroed one is fine */
