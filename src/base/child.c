@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 void child_set_variable(ChildVariables *variables, char *item) {
@@ -75,3 +76,6 @@ pid_t child_start(const ChildOptions *options) {
     if (child == 0) become(options, parent);
     return child;
 }
+
+/* By its number: glibc has a function only since 2.36, and a program that takes it does not start with an older one. */
+int child_open_end(pid_t id) { return (int)syscall(SYS_pidfd_open, id, 0); }

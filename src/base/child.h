@@ -39,3 +39,5 @@ typedef struct ChildOptions {
  * dies with the calling thread unless `outlives` is set. Returns its process id, or -1 with errno.
  * Exit code 127: it could not be started. */
 pid_t child_start(const ChildOptions *options);
+/* Opens a descriptor that poll finds readable once the child has ended. -1 before Linux 5.3. */
+int child_open_end(pid_t id);

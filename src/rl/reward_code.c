@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/pidfd.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -144,7 +143,7 @@ static bool run_driver(CodeRun *run, const char *python, double cpu_seconds, int
     child_free_variables(&variables);
     if (id < 0) return error_set(error, ERROR_INTERNAL, "cannot start a process for a test: %s", strerror(errno));
     struct rusage usage = {0};
-    struct pollfd file = {pidfd_open(id, 0), POLLIN, 0};
+    struct pollfd file = {child_open_end(id), POLLIN, 0};
     run->ended = file.fd >= 0 && poll(&file, 1, (int)(cpu_seconds * CODE_PATIENCE * 1e3)) > 0;
     kill(id, SIGKILL);
     while (wait4(id, &run->status, 0, &usage) < 0 && errno == EINTR) continue;

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -118,7 +117,7 @@ static void start_child(RewardChild *child) {
 /* Ends the child and its group, after waiting `patience` seconds for it to end. Returns whether it
  * ended by itself, with its status. */
 static bool end_child(RewardChild *child, double patience, int *status) {
-    struct pollfd file = {pidfd_open(child->id, 0), POLLIN, 0};
+    struct pollfd file = {child_open_end(child->id), POLLIN, 0};
     bool ended = file.fd >= 0 && poll(&file, 1, (int)(patience * 1e3)) > 0;
     if (file.fd >= 0) close(file.fd);
     kill(-child->id, SIGKILL);
