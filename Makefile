@@ -166,6 +166,9 @@ $(FAULT_LAYER): %: %.o $(BUILD)/tests/support/system_calls.o $(LIBRARY)
 	@echo "  LD $@"
 	@$(CC) $(SANITIZE) $(TEST_LINKER) -o $@ $^ $(LIBRARIES)
 
+# It installs the wheel. A sanitizer's build has none.
+$(BUILD)/tests/packaging/test_python: | $(if $(SANITIZE),,$(BUILD)/wheel/made)
+
 .SECONDARY:
 .DELETE_ON_ERROR:
 .PHONY: FORCE help check check-amd host-objects test test-quick run-test run-rooms test-asan test-tsan bench-gate test-browser screenshots test-cluster test-ranks run-tests test-faults fuzz run-fuzz demo packages gpu-report clean

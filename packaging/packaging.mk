@@ -26,11 +26,14 @@ deb: $(BUILD)/smelt ## a Debian package
 	@tools/install-packages.sh dpkg-dev
 	@packaging/deb.sh $< $(VERSION) $(DEB)
 
-wheel: $(BUILD)/static/smelt ## a Python wheel of the program, for any Linux whose glibc is not older than this one's
+wheel: $(BUILD)/wheel/made ## a Python wheel of the program and the package, for any Linux whose glibc is not older than this one's
+
+$(BUILD)/wheel/made: $(BUILD)/static/smelt packaging/wheel.py packaging/install.sh $(wildcard python/smelt/*) docs/python.md
 	@rm -rf $(BUILD)/wheel $(BUILD)/smelt-*.whl
 	@packaging/install.sh $< $(BUILD)/wheel
 	@strip $(BUILD)/wheel/bin/smelt
 	@packaging/wheel.py $(BUILD)/wheel $(VERSION) $(BUILD) $(STATIC_FILES)
+	@touch $@
 
 $(BUILD)/static/smelt: $(BUILD)/app/main.o $(LIBRARY)
 	@mkdir -p $(@D)

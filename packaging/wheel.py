@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Makes a wheel of what install.sh installed: `pip install` puts the program into the environment's bin/. The program holds the small libraries in itself,
-so the oldest glibc that has all the functions it takes decides the platform tag. The licences of these libraries travel with it.
+"""Makes a wheel of what install.sh installed and of the package python/smelt: `pip install` puts the program into the environment's bin/. The program
+holds the small libraries in itself, so the oldest glibc that has all the functions it takes decides the platform tag. The licences of these libraries
+travel with it.
 
-Usage: wheel.py FOLDER VERSION OUT_FOLDER LIBRARY.a...; FOLDER has bin/ and share/."""
+Usage: wheel.py FOLDER VERSION OUT_FOLDER LIBRARY.a...; FOLDER has bin/ and share/. It runs in the root of the repository."""
 import base64
+import glob
 import hashlib
 import os
 import platform
@@ -13,10 +15,25 @@ import sys
 import zipfile
 
 folder, version, out_folder, *libraries = sys.argv[1:]
+METADATA = f"""Metadata-Version: 2.1
+Name: smelt
+Version: {version}
+Summary: trains large language models
+License: Apache-2.0
+Requires-Python: >=3.9
+Requires-Dist: numpy>=1.22
+Description-Content-Type: text/markdown
+
+"""
 
 
 def output(*command):
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def glibc(program):
@@ -31,21 +48,22 @@ def glibc(program):
 def licence(library):
     """The Debian package of a library, and its copyright file."""
     package = output("dpkg-query", "-S", os.path.realpath(library)).split(":")[0]
-    return package, open(f"/usr/share/doc/{package}/copyright", "rb").read()
+    return package, read(f"/usr/share/doc/{package}/copyright")
 
 
 def content():
     """All files: name, bytes, whether it is a program."""
     info = f"smelt-{version}.dist-info"
     tag = "py3-none-manylinux_{}_{}_{}".format(*glibc(f"{folder}/bin/smelt"), platform.machine())
-    files = [(f"smelt-{version}.data/scripts/smelt", open(f"{folder}/bin/smelt", "rb").read(), True)]
+    files = [(f"smelt-{version}.data/scripts/smelt", read(f"{folder}/bin/smelt"), True)]
     for path, _, names in sorted(os.walk(f"{folder}/share")):
         for name in sorted(names):
-            files.append((f"smelt-{version}.data/data/{os.path.relpath(path, folder)}/{name}", open(f"{path}/{name}", "rb").read(), False))
-    metadata = f"Metadata-Version: 2.1\nName: smelt\nVersion: {version}\nSummary: trains large language models\nLicense: Apache-2.0\n"
-    files.append((f"{info}/METADATA", metadata.encode(), False))
+            files.append((f"smelt-{version}.data/data/{os.path.relpath(path, folder)}/{name}", read(f"{path}/{name}"), False))
+    for path in sorted(glob.glob("python/smelt/*.py") + ["python/smelt/py.typed"]):
+        files.append((os.path.relpath(path, "python"), read(path), False))
+    files.append((f"{info}/METADATA", METADATA.encode() + read("docs/python.md"), False))
     files.append((f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: smelt\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(), False))
-    files.append((f"{info}/LICENSE", open("LICENSE", "rb").read(), False))
+    files.append((f"{info}/LICENSE", read("LICENSE"), False))
     for package, text in sorted({licence(library) for library in libraries}):
         files.append((f"{info}/licenses/{package}", text, False))
     digest = lambda data: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

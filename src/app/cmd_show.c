@@ -21,7 +21,7 @@ typedef struct ShowOptions { bool json; } ShowOptions;
 
 #define FIELD(name) offsetof(ShowOptions, name)
 static const Option rows[] = {
-    BOOL_OPTION(json, "false", "print RUN/run.json and the checkpoints as JSON"),
+    BOOL_OPTION(json, "false", "print RUN/run.json, the state, the checkpoints and their store as JSON"),
 };
 static const OptionTable table = OPTION_TABLE(rows);
 
@@ -151,6 +151,7 @@ static bool run_show_command(Invocation *invocation, Error *error) {
     SCOPED(run_state_free) RunState state = run_state_read(folder, &config, log_unix_seconds());
     if (((const ShowOptions *)invocation->options)->json) {
         json_object_set(record, "checkpoints", checkpoints);
+        json_object_set_new(record, "store", json_string(where));
         json_object_set_new(record, "state",
             json_pack("{s:s, s:I, s:I, s:s}", "status", run_status_name(state.status), "step", (json_int_t)state.step, "steps",
                 (json_int_t)state.steps, "message", state.message));

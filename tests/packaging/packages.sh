@@ -42,8 +42,9 @@ for library in libgomp1 libssl3 libyaml-0-2; do dpkg --field "$deb" Depends | gr
 say "$deb"
 
 wheel=$(ls "$build"/smelt-*.whl)
+case $wheel,$(cat /etc/debian_version) in *manylinux_2_34*,*) ;; *,12.*) fail "$wheel needs a newer glibc than 2.34" ;; esac
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --no-index --disable-pip-version-check "$wheel" || fail "pip install $wheel"
+"$folder/venv/bin/pip" install --quiet --no-index --no-deps --disable-pip-version-check "$wheel" || fail "pip install $wheel"
 trains wheel "$folder/venv/bin"
 ldd "$folder/venv/bin/smelt" | grep -v -E 'linux-vdso|lib(c|m|dl|pthread)\.so|ld-linux' && fail "the wheel's program needs these libraries"
 for package in libgcc libssl-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev; do

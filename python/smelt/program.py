@@ -1,0 +1,99 @@
+"""The program: where it is, its arguments, and its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any, Iterable, List, Mapping, Optional
+
+PREEMPTED = 8  # docs/exit-codes.md
+
+
+class Error(RuntimeError):
+    """A command of smelt failed. `code` is its exit code (docs/exit-codes.md), or the negative number of the signal that killed it."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Paused(Error):
+    """A signal stopped a training after it wrote a checkpoint. The same call continues it."""
+
+
+def program() -> str:
+    """The path of the program: $SMELT, or the one that was installed with this package, or the one in $PATH."""
+    chosen = os.environ.get("SMELT")
+    if chosen:
+        return chosen
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for folder in (os.path.dirname(sys.executable), os.path.join(package, "bin")):  # an environment; pip install --target
+        path = os.path.join(folder, "smelt")
+        if os.access(path, os.X_OK):
+            return path
+    import shutil
+    import sysconfig
+
+    for found in (os.path.join(sysconfig.get_path("scripts"), "smelt"), os.path.join(os.path.expanduser("~/.local/bin"), "smelt")):
+        if os.access(found, os.X_OK):
+            return found
+    in_path = shutil.which("smelt")
+    if not in_path:
+        raise Error("the program smelt is not installed: install the wheel of smelt, or set SMELT to the program's path", 2)
+    return in_path
+
+
+def version() -> str:
+    """The first line of `smelt --version`."""
+    return run_program(["--version"]).decode().splitlines()[0]
+
+
+def word(value: Any) -> str:
+    """A value as the command line has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ",".join(word(item) for item in value)
+    return str(value)
+
+
+def assignments(settings: Mapping[str, Any], prefix: str = "") -> List[str]:
+    """key=value for each setting. A mapping is a group: optimizer={"lr": 1e-3} is optimizer.lr=0.001. None leaves a setting out."""
+    words: List[str] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            words += assignments(value, f"{prefix}{name}.")
+        elif value is not None:
+            words.append(f"{prefix}{name}={word(value)}")
+    return words
+
+
+def failure(code: int, errors: str) -> Error:
+    """The error of a command that ended with this code, from what it wrote to stderr."""
+    if code == PREEMPTED:
+        return Paused(last_message(errors, "stopped by a signal"), code)
+    return Error(last_message(errors, f"smelt ended with exit code {code}" if code > 0 else f"signal {-code} ended smelt"), code)
+
+
+def last_message(errors: str, otherwise: str) -> str:
+    """The message that follows the last `error: `, or else the last line."""
+    lines = [line for line in errors.splitlines() if line.strip()]
+    for at in range(len(lines) - 1, -1, -1):
+        if lines[at].startswith("error: "):
+            return "\n".join(lines[at:])[len("error: ") :]
+    return lines[-1] if lines else otherwise
+
+
+def run_program(arguments: Iterable[str], given: Optional[bytes] = None) -> bytes:
+    """Runs the program with `given` as its standard input, and returns its standard output."""
+    result = subprocess.run([program(), *arguments], input=given, stdin=None if given is not None else subprocess.DEVNULL, capture_output=True)
+    if result.returncode:
+        raise failure(result.returncode, result.stderr.decode(errors="replace"))
+    return result.stdout
+
+
+def show(folder: str) -> Any:
+    """The object that `smelt show RUN json=true` prints."""
+    return json.loads(run_program(["show", folder, "json=true"]))
