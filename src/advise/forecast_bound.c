@@ -89,7 +89,7 @@ bool small_programs(
     if (!op_backend(&backend, device, config->precision, error)) return false;
     for (int i = 0; i < 2; i++) {
         /* if layers are of two kinds, the whole model stands for both programs */
-        bool alike = config->model.single_layers == 0 && !model_mixes_layers(&config->model);
+        bool alike = model_has_equal_layers(&config->model);
         few.model.layers = small->layers[i] = alike ? int_min(config->model.layers, 3 + i) : config->model.layers;
         small->sums[i] = sum_program(&few, &mesh, &backend, cluster);
     }

@@ -31,7 +31,7 @@ static SizeEstimate estimate_layers(const SizeQuestion *question, const ModelCon
 static double extrapolate(double two, double three, int64_t layers) { return two + (three - two) * (double)(layers - 2); }
 
 SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *model) {
-    bool alike = model->single_layers == 0 && !model_mixes_layers(model);
+    bool alike = model_has_equal_layers(model);
     if (model->layers <= 3 || !alike) return estimate_layers(question, model, model->layers);
     SizeEstimate two = estimate_layers(question, model, 2), three = estimate_layers(question, model, 3);
     return (SizeEstimate){.seconds = extrapolate(two.seconds, three.seconds, model->layers),

@@ -84,7 +84,7 @@ typedef struct ModelConfig {
     int64_t rope_dim, value_dim;
     bool rope_interleave;    /* RoPE rotates neighboring channels, else those half of rope_dim apart */
     double rope_query_scale; /* QueryScale.beta, with rope_original_context as the period; 0: none */
-    /* qwen3_5: value and key heads of layers with the gated delta rule and their channels, taps of
+    /* qwen3_5, qwen3_next: value and key heads of layers with the gated delta rule and their channels, taps of
      * their convolution; every attention_period-th layer has attention instead */
     int64_t delta_heads, delta_key_heads, delta_key_dim, delta_value_dim, delta_taps, attention_period;
     double rope_mscale;                /* scores are multiplied by the square of 0.1 rope_mscale ln(rope_factor) + 1 */

@@ -46,6 +46,14 @@ int64_t family_cached_positions(const ModelConfig *model) {
     return restarts && model->rope_original_context < model->context ? model->rope_original_context : model->context;
 }
 
+bool family_check_delta(const ModelConfig *model, Error *error) {
+    if (model->delta_heads % model->delta_key_heads)
+        return error_set(error, ERROR_USAGE, "model.delta_key_heads=%lld does not divide model.delta_heads=%lld: change one of them",
+            (long long)model->delta_key_heads, (long long)model->delta_heads);
+    return !model->window || error_set(error, ERROR_USAGE, "model.window=%lld: attention of family %s has no window: set it to 0",
+                                 (long long)model->window, family_of(model)->name);
+}
+
 bool family_check_fused_norms(const ModelConfig *model, Error *error) {
     return (model->width % 4 == 0 && model->width <= 8192) ||
            error_set(error, ERROR_USAGE, "model.width=%lld: family %s takes multiples of 4, at most 8192", (long long)model->width,

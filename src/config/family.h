@@ -60,6 +60,10 @@ static inline Activation model_activation(const ModelConfig *model) {
 static inline ActivationTerms model_activation_terms(const ModelConfig *model) {
     return (ActivationTerms){.alpha = model->swiglu_alpha, .limit = model->swiglu_limit};
 }
+/* Returns whether all layers have the same parameters. */
+static inline bool model_has_equal_layers(const ModelConfig *model) {
+    return model->single_layers == 0 && !model_mixes_layers(model) && !(family_of(model)->keeps_states && model->attention_period > 1);
+}
 /* Returns whether the family lists the setting "model.NAME". */
 bool family_has(const FamilyRule *family, const char *setting);
 bool family_norms_all_heads(const ModelConfig *model);
@@ -74,6 +78,8 @@ static inline bool model_rope_grows(const ModelConfig *model) {
 bool family_check_width(const ModelConfig *model, Error *error);
 /* Checks that the gates of a token sum to 1, as they do in `name`, a family or class. */
 bool family_check_gates(const ModelConfig *model, const char *name, Error *error);
+/* Checks the sizes of layers with the gated delta rule, and that layers with attention have no window. */
+bool family_check_delta(const ModelConfig *model, Error *error);
 /* Checks that there are as many key heads as query heads. */
 bool family_check_key_heads(const ModelConfig *model, Error *error);
 /* Checks that model.width is one of those of op_post_norm and op_adaptive_norm (ops/norm/norm.h). */

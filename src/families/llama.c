@@ -3,9 +3,6 @@
  * 2310.06825), Qwen2's biases of queries, keys and values (arXiv 2407.10671), Qwen3's norms of each
  * query and key head before RoPE (arXiv 2505.09388), and the top-k mixture of experts with softmax
  * routing in place of the MLP of all layers (Mixtral, arXiv 2401.04088) or of some (Qwen3-MoE). */
-#include "base/math.h"
-#include "base/memory.h"
-#include "base/scope.h"
 #include "formats/hf_class.h"
 #include "model/layer_spec.h"
 
@@ -120,38 +117,6 @@ static void read_qwen_window(HfFieldReader *r, const char *name, const json_t *v
     r->model->window = hf_boolean_or(r, "use_sliding_window", false) ? window : 0;
 }
 
-/* Clears the entries of `experts` that the list names. transformers ignores other numbers. */
-static void clear_dense_layers(HfFieldReader *r, const char *name, const json_t *list, bool *experts) {
-    size_t index;
-    json_t *layer;
-    if (list && !json_is_null(list) && !json_is_array(list)) hf_refuse(r, name, "is not a list of layers");
-    json_array_foreach((json_t *)list, index, layer) {
-        json_int_t at = json_integer_value(layer);
-        if (!json_is_integer(layer)) hf_refuse(r, name, "is not a list of layers");
-        else if (at >= 0 && at < r->model->layers) experts[at] = false;
-    }
-}
-
-/* Reads which layers have experts. The first two of them give the period; a single one has that of
- * decoder_sparse_step, or a period beyond the last layer. */
-static void read_dense_layers(HfFieldReader *r, const char *name, const json_t *value) {
-    ModelConfig *c = r->model;
-    int64_t step = hf_integer_or(r, "decoder_sparse_step", 1, 1), first = 0, second;
-    if (!r->good || c->layers > (int64_t)config_find("model.layers")->maximum) return; /* refused by its bounds */
-    SCOPED_FREE bool *experts = memory_allocate((size_t)c->layers);
-    for (int64_t i = 0; i < c->layers; i++) experts[i] = (i + 1) % step == 0;
-    clear_dense_layers(r, name, value, experts);
-    while (first < c->layers && !experts[first]) first++;
-    for (second = first + 1; second < c->layers && !experts[second];) second++;
-    if (first == c->layers) hf_refuse(r, name, "and decoder_sparse_step leave no layer with experts: give the model as a qwen3");
-    c->experts_first = first;
-    c->experts_period = second < c->layers ? second - first : int_max(step, c->layers - first);
-    for (int64_t i = 0; i < c->layers; i++)
-        if (experts[i] != model_layer_has_experts(c, i))
-            hf_refuse(r, name, "and decoder_sparse_step leave experts in layers at uneven distances, which is not supported");
-    if (!model_mixes_layers(c)) c->dense_ffn = 0;
-}
-
 static const HfField qwen3_moe_fields[] = {
     INTEGER("vocab_size", vocabulary, "151936"),
     INTEGER("hidden_size", width, "2048"),
@@ -167,7 +132,7 @@ static const HfField qwen3_moe_fields[] = {
     SYNONYM("num_local_experts", "num_experts"),
     INTEGER("num_experts_per_tok", experts_per_token, "8"),
     BOOLEAN("norm_topk_prob", renormalise, "false"),
-    READ("mlp_only_layers", read_dense_layers),
+    READ("mlp_only_layers", hf_read_sparse_layers),
     NO_EFFECT("decoder_sparse_step"), /* read with mlp_only_layers */
     READ("router_aux_loss_coef", read_router_loss),
     NO_EFFECT("output_router_logits"),
@@ -227,19 +192,13 @@ static void put_mixtral(json_t *object, const ModelConfig *c) {
 }
 
 static void put_qwen3_moe(json_t *object, const ModelConfig *c) {
-    bool steps = c->experts_first == c->experts_period - 1;
-    json_t *dense = json_array();
     put_sizes(object, c, true);
     hf_put(object, "use_sliding_window", json_boolean(c->window > 0));
-    hf_put_integer(object, "intermediate_size", model_mixes_layers(c) ? c->dense_ffn : c->ffn);
     hf_put_integer(object, "moe_intermediate_size", c->ffn);
     hf_put_integer(object, "num_experts", c->experts);
     hf_put(object, "norm_topk_prob", json_boolean(c->renormalise));
     hf_put_router(object, c);
-    hf_put_integer(object, "decoder_sparse_step", steps ? c->experts_period : 1);
-    hf_put(object, "mlp_only_layers", dense);
-    for (int64_t i = 0; i < c->layers && !steps; i++)
-        if (!model_layer_has_experts(c, i)) json_array_append_new(dense, json_integer(i));
+    hf_put_sparse_layers(object, c);
 }
 
 static void start_mixtral(ModelConfig *c) { c->renormalise = true; }

@@ -71,6 +71,11 @@ void hf_read_fields(HfFieldReader *r, const HfTables *tables);
 void hf_refuse(HfFieldReader *r, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void hf_warn(HfFieldReader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Fields of classes with the gated delta rule (hf_delta.c), and of those among them with experts;
+ * these need the number of layers and the experts per token. Writes both. */
+extern const HfField hf_delta_fields[], hf_delta_expert_fields[];
+void hf_put_delta(json_t *object, const ModelConfig *config);
+
 /* -- What functions that read fields have in common (hf_config.c, hf_rope.c) --------------------------------------- */
 
 static inline const json_t *hf_field(const HfFieldReader *r, const char *name) { return json_object_get(r->object, name); }
@@ -113,6 +118,10 @@ void hf_read_layer_ropes(HfFieldReader *r, const HfLayerThetas *thetas);
 void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value, double fallback);
 /* Reads the number of layers before the first one with experts. */
 void hf_read_dense_layers(HfFieldReader *r, const char *name, int64_t fallback);
+/* Reads which layers have experts, from mlp_only_layers and decoder_sparse_step. The first two of
+ * them give the period; a single one has that of decoder_sparse_step, or a period beyond the last
+ * layer. */
+void hf_read_sparse_layers(HfFieldReader *r, const char *name, const json_t *value);
 void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value);
 /* The same for a class that rotates a part of each head, `fraction` by default. */
 void hf_read_rope_part(HfFieldReader *r, const char *name, const json_t *value, double fraction);
@@ -135,6 +144,8 @@ void hf_put_activation(json_t *object, const char *key, const ModelConfig *confi
 void hf_put_decoder(json_t *object, const ModelConfig *config);
 /* Writes the fields of hf_read_router_loss and num_experts_per_tok. */
 void hf_put_router(json_t *object, const ModelConfig *config);
+/* Writes intermediate_size and the fields of hf_read_sparse_layers. */
+void hf_put_sparse_layers(json_t *object, const ModelConfig *config);
 /* Writes rope_theta and rope_scaling as separate fields. */
 void hf_put_rope(json_t *object, const ModelConfig *config);
 /* Returns whether RoPE positions, or queries and keys with them, are scaled. */

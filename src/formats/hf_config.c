@@ -147,6 +147,46 @@ void hf_read_dense_layers(HfFieldReader *r, const char *name, int64_t fallback) 
     if (!model_mixes_layers(c)) c->dense_ffn = 0;
 }
 
+/* Clears the entries of `experts` that the list names. transformers ignores other numbers. */
+static void clear_dense_layers(HfFieldReader *r, const char *name, const json_t *list, bool *experts) {
+    size_t index;
+    json_t *layer;
+    if (list && !json_is_null(list) && !json_is_array(list)) hf_refuse(r, name, "is not a list of layers");
+    json_array_foreach((json_t *)list, index, layer) {
+        json_int_t at = json_integer_value(layer);
+        if (!json_is_integer(layer)) hf_refuse(r, name, "is not a list of layers");
+        else if (at >= 0 && at < r->model->layers) experts[at] = false;
+    }
+}
+
+void hf_read_sparse_layers(HfFieldReader *r, const char *name, const json_t *value) {
+    ModelConfig *c = r->model;
+    int64_t step = hf_integer_or(r, "decoder_sparse_step", 1, 1), first = 0, second;
+    if (!r->good || c->layers > (int64_t)config_find("model.layers")->maximum) return; /* refused by its bounds */
+    SCOPED_FREE bool *experts = memory_allocate((size_t)c->layers);
+    for (int64_t i = 0; i < c->layers; i++) experts[i] = (i + 1) % step == 0;
+    clear_dense_layers(r, name, value, experts);
+    while (first < c->layers && !experts[first]) first++;
+    for (second = first + 1; second < c->layers && !experts[second];) second++;
+    if (first == c->layers) hf_refuse(r, name, "and decoder_sparse_step leave no layer with experts, which is not supported");
+    c->experts_first = first;
+    c->experts_period = second < c->layers ? second - first : int_max(step, c->layers - first);
+    for (int64_t i = 0; i < c->layers; i++)
+        if (experts[i] != model_layer_has_experts(c, i))
+            hf_refuse(r, name, "and decoder_sparse_step leave experts in layers at uneven distances, which is not supported");
+    if (!model_mixes_layers(c)) c->dense_ffn = 0;
+}
+
+void hf_put_sparse_layers(json_t *object, const ModelConfig *c) {
+    bool steps = c->experts_first == c->experts_period - 1;
+    json_t *dense = json_array();
+    hf_put_integer(object, "intermediate_size", model_mixes_layers(c) ? c->dense_ffn : c->ffn);
+    hf_put_integer(object, "decoder_sparse_step", steps ? c->experts_period : 1);
+    hf_put(object, "mlp_only_layers", dense);
+    for (int64_t i = 0; i < c->layers && !steps; i++)
+        if (!model_layer_has_experts(c, i)) json_array_append_new(dense, json_integer(i));
+}
+
 /* load_balancing_loss_func of transformers is one loss over the tokens of all layers: E times the sum
  * over e of f_e P_e. Its f counts choices per token, which add up to k; our f are shares, which add
  * up to 1. */

@@ -201,6 +201,13 @@ const MlpLayer deepseek_experts = {.gate = "mlp.shared_experts.gate_proj",
     .experts = "mlp.experts",
     .balancing = "mlp.gate.e_score_correction_bias"};
 
+const MlpLayer qwen_experts = {.gate = "mlp.shared_expert.gate_proj",
+    .up = "mlp.shared_expert.up_proj",
+    .down = "mlp.shared_expert.down_proj",
+    .router = "mlp.gate",
+    .experts = "mlp.experts",
+    .shared_gate = "mlp.shared_expert_gate"};
+
 LayerSpec builder_llama_layer(Builder *b, int index) {
     const ModelConfig *c = b->config;
     LayerSpec spec = llama_names;

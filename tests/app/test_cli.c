@@ -288,7 +288,8 @@ static void every_example_trains_as_it_is_printed(void **state) {
     expect("$SMELT train --example glm4.5-air >ga.yaml && $SMELT size ga.yaml | grep '^107B parameters, 13.4B active'", 0, "");
     expect("$SMELT train --example glm4.7-flash >gf.yaml && $SMELT size gf.yaml | grep '^29.9B parameters, 3.90B active'", 0, "");
     expect("$SMELT train --example ministral3-8b >m3.yaml && $SMELT size m3.yaml | grep '^8.49B parameters'", 0, "");
-    expect("$SMELT train --example qwen3.5-35b-a3b >q5.yaml && $SMELT size q5.yaml | grep '^34.7B parameters, 3.52B active'", 0, "");
+    expect("$SMELT train --example qwen3.5-35b-a3b >q5.yaml && $SMELT size q5.yaml | grep '^34.7B parameters, 3.45B active'", 0, "");
+    expect("$SMELT train --example qwen3-next-80b-a3b >qn.yaml && $SMELT size qn.yaml | grep '^79.7B parameters, 3.87B active'", 0, "");
     expect("$SMELT train --example minimax-m2 >mm.yaml && $SMELT size mm.yaml | grep '^229B parameters, 11.0B active'", 0, "");
     expect("$SMELT train --example olmoe-1b-7b >o.yaml && $SMELT size o.yaml | grep '^6.92B parameters, 1.28B active'", 0, "");
     expect("$SMELT train --example gpt-oss-20b >g.yaml && $SMELT size g.yaml | grep '^20.9B parameters, 4.19B active'", 0, "");

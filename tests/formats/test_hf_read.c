@@ -80,6 +80,10 @@ static FixtureSettings qwen3_5_moe = {"model.family=qwen3_5", "model.heads=4", "
     "model.ffn=12", "model.layers=2", "model.attention_period=2", "model.delta_heads=2", "model.delta_key_heads=2", "model.delta_key_dim=8",
     "model.delta_value_dim=8", "model.experts=4", "model.experts_per_token=2", "model.shared_experts=2", "model.renormalise=true",
     "model.auxiliary_scope=model"};
+static FixtureSettings qwen3_next = {"model.family=qwen3_next", "model.heads=4", "model.kv_heads=2", "model.head_dim=16", "model.width=32",
+    "model.ffn=12", "model.layers=4", "model.attention_period=2", "model.delta_heads=4", "model.delta_key_heads=2", "model.delta_key_dim=8",
+    "model.delta_value_dim=6", "model.experts=4", "model.experts_per_token=2", "model.shared_experts=2", "model.renormalise=true",
+    "model.experts_first=1", "model.experts_period=2", "model.dense_ffn=20", "model.auxiliary_scope=model"};
 static FixtureSettings gpt2 = {
     "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static FixtureSettings yarn = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
@@ -94,7 +98,7 @@ static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
 static const char *const *const models[] = {zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt,
     olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, smollm3, phi3, granite, granitemoe, glm4_moe, minimax_m2, ministral3,
-    qwen3_5, qwen3_5_moe, gpt2};
+    qwen3_5, qwen3_5_moe, qwen3_next, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -399,7 +403,7 @@ static void a_copy_of_a_folder_keeps_every_field(void **state) {
     (void)state;
     static const char *const folders[] = {"zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmoe",
         "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe",
-        "minimax_m2", "glm4_moe_lite", "ministral3", "qwen3_5_text", "qwen3_5_moe_text"};
+        "minimax_m2", "glm4_moe_lite", "ministral3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         HfModel model;
         Error error = {0};
@@ -586,6 +590,9 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {qwen3_5, "linear_num_key_heads", "3", "linear_num_value_heads, linear_num_key_heads: model.delta_key_heads=3"},
         {qwen3_5, "linear_key_head_dim", "129", "linear_key_head_dim model.delta_key_dim"},
         {qwen3_5_moe, "shared_expert_intermediate_size", "17", "shared_expert_intermediate_size moe_intermediate_size"},
+        {qwen3_next, "linear_num_key_heads", "3", "linear_num_value_heads, linear_num_key_heads: model.delta_key_heads=3"},
+        {qwen3_next, "decoder_sparse_step", "5", "mlp_only_layers decoder_sparse_step no layer with experts"},
+        {qwen3_next, "num_experts", "0", "num_experts is less than 1"},
         {ministral3, "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 4}", "llama_4_scaling_beta is missing"},
         {ministral3, "rope_scaling", "{\"rope_type\": \"linear\", \"factor\": 4, \"llama_4_scaling_beta\": 0.1}", "rope_type is linear"},
         {qwen3_moe, "use_sliding_window", "1", "use_sliding_window is not true or false"},

@@ -205,6 +205,13 @@ def draw_qwen3_5_moe(draw):
     return settings | experts | dict(num_experts_per_tok=2, moe_intermediate_size=width, shared_expert_intermediate_size=width * draw.choice([1, 2]))
 
 
+def draw_qwen3_next(draw):
+    settings = draw_qwen3_5_moe(draw)
+    layers = settings["num_hidden_layers"]
+    dense = draw.choice([{}, {}, dict(decoder_sparse_step=2), dict(mlp_only_layers=[0]), dict(mlp_only_layers=list(range(1, layers, 2)))])
+    return settings | (dense if layers > 1 else {})
+
+
 def draw_gemma2(draw):
     settings, rope = draw_gemma3(draw), draw_common(draw, 2)["rope_parameters"]
     return settings | dict(rope_parameters=rope, attn_logit_softcapping=draw.choice([None, 50.0, 1.5]),
@@ -220,7 +227,7 @@ def draw_gemma3(draw):
         hidden_activation=draw.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu"]))
 
 
-FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3, "phi3": draw_phi3, "granite": draw_granite, "granitemoe": draw_granitemoe, "glm4_moe": draw_glm4_moe, "minimax_m2": draw_minimax_m2, "glm4_moe_lite": draw_glm4_moe_lite, "ministral3": draw_ministral3, "qwen3_5_text": draw_qwen3_5, "qwen3_5_moe_text": draw_qwen3_5_moe}
+FAMILIES = {"deepseek_v2": lambda draw: draw_deepseek(draw, "deepseek_v2"), "deepseek_v3": lambda draw: draw_deepseek(draw, "deepseek_v3"), "gpt_oss": draw_gpt_oss, "qwen3_moe": draw_qwen3_moe, "olmoe": draw_olmoe, "olmo3": draw_olmo3, "gemma2": draw_gemma2, "gemma3_text": draw_gemma3, "smollm3": draw_smollm3, "phi3": draw_phi3, "granite": draw_granite, "granitemoe": draw_granitemoe, "glm4_moe": draw_glm4_moe, "minimax_m2": draw_minimax_m2, "glm4_moe_lite": draw_glm4_moe_lite, "ministral3": draw_ministral3, "qwen3_5_text": draw_qwen3_5, "qwen3_5_moe_text": draw_qwen3_5_moe, "qwen3_next": draw_qwen3_next}
 
 
 def smelt(build, *arguments):
@@ -345,7 +352,7 @@ def run_theirs(model, step, batch):
     if model.config.model_type in ("olmo3", "gpt_oss", "gemma2", "gemma3_text", "smollm3"):
         mask = {"sliding_attention": mask, "full_attention": full}
     options = dict(output_router_logits=True) if experts else {}
-    if model.config.model_type.startswith("qwen3_5"):
+    if model.config.model_type.startswith(("qwen3_5", "qwen3_next")):
         hidden, router = run_documents(model, tokens, positions, **options)
     else:
         out = model.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, **options)
@@ -491,7 +498,7 @@ def main():
     build, families = sys.argv[1], [sys.argv[2]] if len(sys.argv) > 2 else FAMILIES
     count, first = (int(sys.argv[3]) if len(sys.argv) > 3 else 20), (int(sys.argv[4]) if len(sys.argv) > 4 else 0)
     for family in families:
-        if family.startswith("qwen3_5"):
+        if family.startswith(("qwen3_5", "qwen3_next")):
             delta_rule.widen(family)
         for number in range(first, first + count):
             check(build, family, number)

@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe", "minimax_m2", "glm4_moe_lite", "ministral3", "qwen3_5_text", "qwen3_5_moe_text")
+FAMILIES = ("zaya", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "mpt", "gpt2", "olmo2", "olmoe", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "smollm3", "phi3", "granite", "granitemoe", "glm4_moe", "minimax_m2", "glm4_moe_lite", "ministral3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 SPOTS = [(47, 3), (47, 40), (40, 11), (33, 60), (29, 7), (23, 22), (23, 55), (17, 31), (9, 1), (5, 18)]  # (row, token)
 PADDING = object()  # stands for the first of a folder's tokens
 TYPED = ("hidden_act", "hidden_activation", "activation_function", "norm_type", "attn_type")
@@ -421,6 +421,11 @@ def qwen3_5_moe_edits():
         yield {"shared_expert_intermediate_size": width}
 
 
+def qwen3_next_edits():
+    yield from qwen3_5_moe_edits()
+    yield from qwen3_moe_edits()
+
+
 def mpt_edits():
     for edit in ({"clip_qkv": 0.5}, {"clip_qkv": 0.0}, {"clip_qkv": None}, {"clip_qkv": -1.0}, {"softmax_scale": 0.0}, {"softmax_scale": 0.1}, {"softmax_scale": None},
                  {"softmax_scale": -0.3}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}, {"qk_ln": True}, {"attn_uses_sequence_id": True},
@@ -475,7 +480,7 @@ def own_edits(family):
         edits += list(gpt_oss_edits())
     edits += list({"smollm3": smollm3_edits, "phi3": phi3_edits, "granite": granite_edits, "granitemoe": granitemoe_edits,
                    "glm4_moe": glm_edits, "minimax_m2": minimax_edits, "glm4_moe_lite": lite_edits,
-                   "ministral3": ministral3_edits, "qwen3_5_text": qwen3_5_edits, "qwen3_5_moe_text": qwen3_5_moe_edits}.get(family, tuple)())
+                   "ministral3": ministral3_edits, "qwen3_5_text": qwen3_5_edits, "qwen3_5_moe_text": qwen3_5_moe_edits, "qwen3_next": qwen3_next_edits}.get(family, tuple)())
     if family.startswith("deepseek"):
         edits += list(deepseek_edits(family))
     return edits

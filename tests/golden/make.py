@@ -68,6 +68,9 @@ FAMILIES = {
     "qwen3_5_moe_text": dict(model_type="qwen3_5_moe_text", num_hidden_layers=3, rms_norm_eps=1e-2, head_dim=16, full_attention_interval=2, moe_intermediate_size=12,
                              shared_expert_intermediate_size=24, num_experts=4, num_experts_per_tok=2, linear_num_key_heads=2, linear_num_value_heads=2,
                              linear_key_head_dim=16, linear_value_head_dim=16),
+    "qwen3_next": dict(model_type="qwen3_next", num_hidden_layers=4, rms_norm_eps=1e-2, head_dim=16, layer_types=["linear_attention", "full_attention"] * 2, intermediate_size=40,
+                       moe_intermediate_size=12, shared_expert_intermediate_size=24, num_experts=4, num_experts_per_tok=2, decoder_sparse_step=2, linear_num_key_heads=2,
+                       linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=8),
     "ministral3": dict(model_type="ministral3", intermediate_size=40, head_dim=12, sliding_window=9, rope_parameters=dict(
         rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)),
     "mpt": dict(model_type="mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, attn_config=dict(alibi=True, clip_qkv=2.0, softmax_scale=0.3)),
@@ -129,7 +132,7 @@ def projections_of(name, tensor, interleaved=False):
         return list(tensor.split([32, 16, 16]))
     if "c_attn" in name:  # [in, out]
         return list(tensor.chunk(3, dim=1))
-    return list(tensor.chunk(3)) if "Wqkv" in name or "in_proj_qkv" in name else [tensor]
+    return list(tensor.chunk(3)) if "Wqkv" in name or "in_proj_qkv." in name else [tensor]
 
 
 def optimizers(model, muon):
@@ -167,7 +170,7 @@ def train(settings, tokens, muon):
 
 def write(name, settings):
     folder = os.path.join(HERE, name)
-    if settings["model_type"].startswith("qwen3_5"):
+    if settings["model_type"].startswith(("qwen3_5", "qwen3_next")):
         delta_rule.widen(settings["model_type"])
     model = build(settings)
     tokens = torch.randint(0, COMMON["vocab_size"], (SEQUENCES, LENGTH + 1))

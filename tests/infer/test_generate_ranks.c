@@ -279,18 +279,18 @@ static void expect_one_process(const Sharing *sharing, int most_impossible) {
     free_ranks(&ranks);
 }
 
-/* Not divided: the two models of Qwen3.5, whose states go from token to token. */
+/* Not divided: the two models of Qwen3.5 and Qwen3-Next, whose states go from token to token. */
 static void ranks_that_share_the_cache_give_the_logits_and_tokens_of_one(void **state) {
     (void)state;
-    expect_one_process(&sharings[0], 2);
-    expect_one_process(&sharings[1], 2);
+    expect_one_process(&sharings[0], 3);
+    expect_one_process(&sharings[1], 3);
 }
 
 /* Not divided: one key head of CCA, three heads (three times), norms over all heads of MPT, OLMoE, OLMo 3 and MiniMax-M2. */
 static void ranks_that_share_the_model_give_the_logits_and_tokens_of_one(void **state) {
     (void)state;
     expect_one_process(&sharings[2], 8);
-    expect_one_process(&sharings[3], 10); /* and both models of Qwen3.5 */
+    expect_one_process(&sharings[3], 11); /* and the models of Qwen3.5 and Qwen3-Next */
 }
 
 static void an_engine_on_ranks_draws_the_tokens_of_one(void **state) {

@@ -79,6 +79,14 @@ static void qwen3_5_learns_the_same(void **state) {
         1e-5, 2, 4);
 }
 
+static void qwen3_next_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=qwen3_next model.kv_heads=2 model.experts_per_token=2 model.shared_experts=1 model.renormalise=true "
+          "model.experts_first=1 model.dense_ffn=24 model.attention_period=2 model.delta_heads=8 model.delta_key_heads=4 "
+          "model.delta_key_dim=12 model.delta_value_dim=8 model.norm_epsilon=0.01",
+        1e-5, 2, 4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(mpt_learns_the_same),
@@ -91,6 +99,7 @@ int main(void) {
         TRAIN_TEST(deepseek_v3_learns_the_same),
         TRAIN_TEST(glm4_moe_learns_the_same),
         TRAIN_TEST(qwen3_5_learns_the_same),
+        TRAIN_TEST(qwen3_next_learns_the_same),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -98,6 +98,11 @@ static const Variety families[] = {
                         "model.layers=2", "model.attention_period=2", "model.delta_heads=2", "model.delta_key_heads=2",
                         "model.delta_key_dim=8", "model.delta_value_dim=8", "model.experts=4", "model.experts_per_token=2",
                         "model.shared_experts=1", "model.renormalise=true", "model.tied=false"}},
+    {"qwen3_next",
+        {"model.family=qwen3_next", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=12", "model.ffn=10",
+            "model.layers=3", "model.attention_period=2", "model.delta_heads=4", "model.delta_key_heads=2", "model.delta_key_dim=8",
+            "model.delta_value_dim=6", "model.experts=4", "model.experts_per_token=2", "model.shared_experts=1", "model.renormalise=true",
+            "model.experts_first=1", "model.dense_ffn=20", "model.tied=false"}},
     {"gpt2",
         {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=40", "model.layers=3", "model.tied=false"}},
 };

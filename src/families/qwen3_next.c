@@ -1,0 +1,73 @@
+/* Qwen3-Next: the layers of Qwen3.5 (qwen3_5.c), whose delta rule has two matrices in place of four: their rows go key head
+ * after key head. Layers with experts alternate with dense ones at even distances, or all have experts. */
+#include "formats/hf_class.h"
+#include "model/layer_spec.h"
+
+static LayerSpec layer(Builder *b, int index) {
+    LayerSpec spec = builder_delta_layer(b, index);
+    if (!model_has_attention(b->config, index)) {
+        spec.attention.queries = "linear_attn.in_proj_qkvz";
+        spec.attention.keys = "linear_attn.in_proj_ba";
+    }
+    if (model_layer_has_experts(b->config, index)) spec.mlp = qwen_experts;
+    return spec;
+}
+
+static Trunk build(Builder *b) { return builder_llama_decoder(b, layer); }
+
+/* -- The class of transformers ------------------------------------------------------------------------------------- */
+
+static const HfField fields[] = {
+    INTEGER("vocab_size", vocabulary, "151936"),
+    INTEGER("num_hidden_layers", layers, "48"),
+    INTEGER("intermediate_size", dense_ffn, "5632"),
+    INTEGER("num_experts_per_tok", experts_per_token, "10"),
+    INTEGER("num_experts", experts, "512"),
+    BOOLEAN("norm_topk_prob", renormalise, "true"),
+    READ("mlp_only_layers", hf_read_sparse_layers),
+    NO_EFFECT("decoder_sparse_step"), /* read with mlp_only_layers */
+    END,
+};
+
+static void put(json_t *object, const ModelConfig *c) {
+    hf_put_delta(object, c);
+    hf_put_rows(object, c, fields);
+    hf_put_sparse_layers(object, c);
+}
+
+static const HfClass class = {.model_type = "qwen3_next",
+    .architecture = "Qwen3NextForCausalLM",
+    .tables = {{fields, hf_delta_expert_fields, hf_delta_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
+    .rotates_part = true,
+    .gain_offset = 1,
+    .lacks_router_biases = true,
+    .router_is_parameter = true,
+    .skips_prediction = true,
+    .put = put,
+    .list = hf_list_experts,
+    .layouts = {HF_STACKED}};
+static const HfClass *const classes[] = {&class, NULL};
+
+/* -- The rule ------------------------------------------------------------------------------------------------------ */
+
+static bool check(const ModelConfig *c, Error *error) {
+    if (!c->experts || !c->shared_experts)
+        return error_set(error, ERROR_USAGE,
+            "model.experts=%lld, model.shared_experts=%lld: family qwen3_next has experts and a shared one: set both",
+            (long long)c->experts, (long long)c->shared_experts);
+    return family_check_delta(c, error);
+}
+
+static const char *const settings[] = {"attention_period", "delta_heads", "delta_key_dim", "delta_key_heads", "delta_taps",
+    "delta_value_dim", "dense_ffn", "experts", "experts_first", "experts_period", "padding", "rope_factor", "rope_fraction", "rope_theta",
+    "shared_experts", NULL};
+
+const FamilyRule family_qwen3_next = {.name = "qwen3_next",
+    .settings = settings,
+    .repeats_key_heads = true,
+    .keeps_states = true,
+    .check = check,
+    .activation = ACTIVATION_swiglu,
+    .layers = "model.layers",
+    .classes = classes,
+    .build = build};
