@@ -87,6 +87,7 @@ const Command command_launch = {
                    "NNODES, NODE_RANK, MASTER_ADDR,\n"
                    "MASTER_PORT and SMELT_SECRET=$(openssl rand -hex 32) in the environment. All variables except NODE_RANK are the same "
                    "on all nodes.\n"
+                   "Variables of Kubeflow Trainer, JobSet and SkyPilot work too: docs/kubernetes.md.\n"
                    "See docs/cluster.md.\n",
     .table = &launch_table,
     .options_size = sizeof(LaunchOptions),

@@ -19,16 +19,18 @@
 #include "comm/socket.h"
 #include "launch/health_internal.h"
 #include "launch/launch.h"
+#include "launch/node_internal.h"
 #include "launch/ranks_internal.h"
 #include "launch/rendezvous_internal.h"
 #include "launch/rules_internal.h"
 #include "launch/self_test_internal.h"
 
-enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, LEAVE_SECONDS = 15, RETEST_SECONDS = 60, MOST_PAUSE = 32, DEFAULT_PORT = 29500 };
+enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, LEAVE_SECONDS = 15, RETEST_SECONDS = 60, MOST_PAUSE = 32 };
 
 #define FIELD(name) offsetof(LaunchOptions, name)
 static const Option rows[] = {
-    INT_OPTION(ranks, "1", 1, 1024, "ranks", "processes on this node, one per GPU; -n N is the short form"),
+    INT_OPTION(ranks, "0", 0, 1024, "ranks",
+        "processes on this node, one per GPU; -n N is the short form; 0: as Kubeflow (PET_NPROC_PER_NODE) or SkyPilot say, else 1"),
     CHOICE_OPTION(output, "first", "first|all", "ranks whose output is shown; for other ranks, only the last lines after a failure"),
     INT_OPTION(restarts, "3", 0, 1e6, "",
         "restarts in a row without progress before giving up; only for train: other commands end at their first failure"),
@@ -62,14 +64,13 @@ typedef struct LinePattern {
     regex_t expression;
 } LinePattern;
 
-/* rendezvous is NULL exactly when nodes == 1. The device of rank r of this node is devices[r], for r < plan.count <= left. */
+/* rendezvous is NULL exactly when place.nodes == 1. The device of rank r of this node is devices[r], for r < plan.count <= left. */
 typedef struct Supervisor {
     const LaunchOptions *options;
     bool resumes; /* LaunchCommand.resumes */
     const StopRequest *stop;
-    RankPlan plan;          /* owns command and devices; the command ends with on_nan=skip once that is needed */
-    char address[256];      /* of node 0 */
-    int node, nodes, port;  /* port: of node 0 */
+    RankPlan plan; /* owns command and devices; the command ends with on_nan=skip once that is needed */
+    NodePlace place;
     Secret secret;          /* of the job, on several nodes; the ranks of each attempt have a separate secret */
     Rendezvous *rendezvous; /* NULL: one node */
     RendezvousAnswer part;  /* of this node in the attempt, on several nodes */
@@ -232,7 +233,7 @@ static int64_t last_reported_step(const Supervisor *supervisor) {
 /* Returns a free port for an attempt. The previous attempt's port may still be in use. */
 static int choose_port(void) {
     int port = socket_free_port();
-    return port ? port : DEFAULT_PORT;
+    return port ? port : NODE_PORT;
 }
 
 /* Describes a rank. A rank that is lost before it has laid out the run has only a number, because
@@ -306,7 +307,7 @@ static void leave_rank_out(Supervisor *supervisor, int rank, const char *reason)
 }
 
 static bool may_shrink(const Supervisor *supervisor) {
-    return supervisor->options->shrink && supervisor->nodes == 1 && supervisor->left - 1 >= mesh_copy_ranks(&supervisor->mesh);
+    return supervisor->options->shrink && supervisor->place.nodes == 1 && supervisor->left - 1 >= mesh_copy_ranks(&supervisor->mesh);
 }
 
 /* Returns the command of the ranks, with room for skip_nan, for the caller to free. */
@@ -382,8 +383,8 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
 static bool passes_test(Supervisor *supervisor, char *reason, size_t size) {
     if (!supervisor->options->self_test || !supervisor->suspect) return true;
     supervisor->suspect = !self_test(supervisor->plan.devices, supervisor->rendezvous, supervisor->stop, reason, size);
-    if (supervisor->suspect) log_warn("node %d failed its self-test: %s", supervisor->node, reason);
-    else log_info("node %d passed its self-test", supervisor->node);
+    if (supervisor->suspect) log_warn("node %d failed its self-test: %s", supervisor->place.node, reason);
+    else log_info("node %d passed its self-test", supervisor->place.node);
     return !supervisor->suspect;
 }
 
@@ -407,7 +408,8 @@ static NodeReport report_node(Supervisor *supervisor) {
     NodeReport report = {
         .state = NODE_READY, .ranks = supervisor->plan.count, .port = choose_port(), .copy = mesh_copy_ranks(&supervisor->mesh)};
     if (gethostname(report.name, sizeof report.name - 1) != 0) report.name[0] = 0;
-    bool unsteady = supervisor->local_failures > 1 && supervisor->options->least > 0 && supervisor->options->least < supervisor->nodes;
+    bool unsteady =
+        supervisor->local_failures > 1 && supervisor->options->least > 0 && supervisor->options->least < supervisor->place.nodes;
     if (unsteady) snprintf(report.reason, sizeof report.reason, "its ranks failed twice in a row without progress");
     if (unsteady || !passes_test(supervisor, report.reason, sizeof report.reason)) report.state = NODE_SICK;
     return report;
@@ -415,8 +417,9 @@ static NodeReport report_node(Supervisor *supervisor) {
 
 static void report_part(Supervisor *supervisor, const RendezvousAnswer *answer) {
     RankPlan *plan = &supervisor->plan;
-    bool fewer = answer->members < supervisor->nodes;
-    if (fewer) log_warn("continuing with %d of %d nodes, %d ranks: %s", answer->members, supervisor->nodes, answer->ranks, answer->reason);
+    bool fewer = answer->members < supervisor->place.nodes;
+    if (fewer)
+        log_warn("continuing with %d of %d nodes, %d ranks: %s", answer->members, supervisor->place.nodes, answer->ranks, answer->reason);
     else if (supervisor->part.members && supervisor->part.members < answer->members)
         log_info("all %d nodes are in the run again", answer->members);
     if (answer->members < supervisor->fewest) supervisor->failures = 0;
@@ -451,7 +454,7 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
             log_info("the other nodes finished the run");
             return false;
         case RENDEZVOUS_LEFT_OUT:
-            log_warn("node %d is excluded: %s; it rejoins at the next start after it passes its self-test", supervisor->node,
+            log_warn("node %d is excluded: %s; it rejoins at the next start after it passes its self-test", supervisor->place.node,
                 *report.reason ? report.reason : answer.reason);
             supervisor->local_failures = 0;
             break;
@@ -466,7 +469,7 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
 /* Tells the other nodes that the run is over. If this node alone gives up, the others continue,
  * unless it is node 0. */
 static void report_ranks_end(const Supervisor *supervisor, bool done, const Error *error) {
-    bool for_all = done || supervisor->node == 0 || (supervisor->verdict.rule && supervisor->verdict.rule->action == ACTION_STOP);
+    bool for_all = done || supervisor->place.node == 0 || (supervisor->verdict.rule && supervisor->verdict.rule->action == ACTION_STOP);
     if (supervisor->rendezvous && !supervisor->over && for_all)
         rendezvous_end(supervisor->rendezvous, done ? ERROR_NONE : (int)error->code, done ? "" : error->message);
 }
@@ -498,50 +501,26 @@ static bool run_attempt(Supervisor *supervisor, Error *error) {
 
 /* -- Start --------------------------------------------------------------------------------------------------------- */
 
-/* Reads the first of these variables that is set. */
-static bool read_variable(const char *const *names, long least, long most, int *value, Error *error) {
-    while (*names && !(getenv(*names) && *getenv(*names))) names++;
-    return !*names || comm_read_number(*names, least, most, value, error);
-}
-
-/* Finds this node's number by torchrun's variables or, if srun started it with one task per node,
- * by Slurm's. */
-static bool find_node(Supervisor *supervisor, Error *error) {
-    const char *address = getenv("MASTER_ADDR"), *list = getenv("SLURM_STEP_NODELIST");
-    supervisor->nodes = 1;
-    supervisor->port = DEFAULT_PORT;
-    supervisor->plan.address = supervisor->address;
-    if (!read_variable((const char *const[]){"NNODES", "SLURM_STEP_NUM_NODES", NULL}, 1, 1 << 16, &supervisor->nodes, error) ||
-        !read_variable(
-            (const char *const[]){"NODE_RANK", "GROUP_RANK", "SLURM_NODEID", NULL}, 0, supervisor->nodes - 1, &supervisor->node, error) ||
-        !read_variable((const char *const[]){"MASTER_PORT", NULL}, 1, 65535, &supervisor->port, error))
-        return false;
-    if (supervisor->nodes == 1) snprintf(supervisor->address, sizeof supervisor->address, "127.0.0.1");
-    else if (address && *address) snprintf(supervisor->address, sizeof supervisor->address, "%s", address);
-    else if (!list || !comm_first_host(list, supervisor->address, sizeof supervisor->address))
-        return error_set(error, ERROR_USAGE, "%d nodes need MASTER_ADDR, the host of node 0", supervisor->nodes);
-    return true;
-}
-
 /* Opens the rendezvous of several nodes; each node is tested before its first start. */
 static bool open_rendezvous(Supervisor *supervisor, Error *error) {
     char who[32];
     int64_t least = supervisor->options->least;
-    if (least > supervisor->nodes)
-        return error_set(error, ERROR_USAGE, "least=%lld exceeds the %d nodes of the run", (long long)least, supervisor->nodes);
-    if (supervisor->nodes == 1) return true;
+    if (least > supervisor->place.nodes)
+        return error_set(error, ERROR_USAGE, "least=%lld exceeds the %d nodes of the run", (long long)least, supervisor->place.nodes);
+    if (supervisor->place.nodes == 1) return true;
     if (supervisor->options->shrink)
         return error_set(error, ERROR_USAGE,
-            "shrink=true works only on one node, but the run has %d: set least=N to continue without failed nodes", supervisor->nodes);
-    snprintf(who, sizeof who, "%d nodes", supervisor->nodes);
+            "shrink=true works only on one node, but the run has %d: set least=N to continue without failed nodes",
+            supervisor->place.nodes);
+    snprintf(who, sizeof who, "%d nodes", supervisor->place.nodes);
     if (!secret_find(who, &supervisor->secret, error)) return false;
-    supervisor->fewest = supervisor->nodes;
+    supervisor->fewest = supervisor->place.nodes;
     supervisor->suspect = true;
-    supervisor->rendezvous = rendezvous_open(&(RendezvousPlace){.node = supervisor->node,
-                                                 .nodes = supervisor->nodes,
-                                                 .least = least ? (int)least : supervisor->nodes,
-                                                 .address = supervisor->address,
-                                                 .port = supervisor->port,
+    supervisor->rendezvous = rendezvous_open(&(RendezvousPlace){.node = supervisor->place.node,
+                                                 .nodes = supervisor->place.nodes,
+                                                 .least = least ? (int)least : supervisor->place.nodes,
+                                                 .address = supervisor->place.address,
+                                                 .port = supervisor->place.port,
                                                  .secret = &supervisor->secret,
                                                  .away = supervisor->options->away,
                                                  .command = supervisor->plan.command,
@@ -561,17 +540,20 @@ static bool compile_pattern(const char *name, const char *text, LinePattern *pat
 }
 
 bool launch(const LaunchOptions *options, const LaunchCommand *command, const StopRequest *stop, Error *error) {
+    const int ranks = options->ranks ? (int)options->ranks : node_ranks(error);
+    if (!ranks) return false;
     Supervisor *supervisor = memory_allocate(sizeof *supervisor);
     *supervisor = (Supervisor){.options = options, .resumes = command->resumes, .stop = stop, .failed_device = -1};
     supervisor->plan = (RankPlan){.command = rank_command(command->arguments),
-        .count = (int)options->ranks,
+        .address = supervisor->place.address,
+        .count = ranks,
         .show_all = options->output == LAUNCH_OUTPUT_ALL,
         .whole_lines = *options->restart_on || *options->stop_on};
     supervisor->left = supervisor->plan.count;
     supervisor->mesh = mesh_alone;
     for (int i = 0; i < supervisor->left; i++) supervisor->devices[i] = i;
     supervisor->health = health_open("");
-    bool done = find_node(supervisor, error) && open_rendezvous(supervisor, error) &&
+    bool done = node_find(&supervisor->place, error) && open_rendezvous(supervisor, error) &&
                 compile_pattern("restart_on", options->restart_on, &supervisor->restart_on, error) &&
                 compile_pattern("stop_on", options->stop_on, &supervisor->stop_on, error) && run_attempt(supervisor, error);
     report_ranks_end(supervisor, done, error);

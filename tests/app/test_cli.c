@@ -183,7 +183,7 @@ static void shrinking_is_refused_at_the_start_where_it_cannot_be(void **state) {
     expect("$SMELT launch -n 3 shrink=true -- train c.yaml " TINY " run=s", ERROR_USAGE, three);
     expect("$SMELT launch -n 2 shrink=true -- train " TINY " run=s layout.shard=2", ERROR_USAGE, "layout.shard=2 layout.shard=0 or");
     expect("$SMELT launch -n 2 shrink=true -- eval r", ERROR_USAGE, "shrink=true training, smelt eval");
-    expect("NNODES=2 MASTER_ADDR=127.0.0.1 $SMELT launch shrink=true -- train " TINY " run=s", ERROR_USAGE, "shrink=true");
+    expect("NNODES=2 NODE_RANK=0 MASTER_ADDR=127.0.0.1 $SMELT launch shrink=true -- train " TINY " run=s", ERROR_USAGE, "shrink=true");
     expect("test ! -e s", 0, "");
     expect("$SMELT launch -n 2 shrink=true -- train c.yaml " TINY " run=s stop_at=1 layout.dp=0", 0, "");
 }
