@@ -2,6 +2,9 @@
  * rewards, and to those that a training reports to. */
 #include "base/curl.h"
 
+#include "base/memory.h"
+#include "base/scope.h"
+
 #define CURL_NAME(name, type, arguments) "curl_" #name,
 
 bool curl_open(CurlApi *curl, const char *user, Error *error) {
@@ -21,19 +24,22 @@ static size_t drop_reply(char *data, size_t size, size_t items, void *context) {
     return size * items;
 }
 
-bool curl_post_json(const CurlApi *curl, const char *url, const char *body, int seconds, Error *error) {
+bool curl_post_json(const CurlApi *curl, const CurlPost *post, Error *error) {
     CURLcode (*set)(CURL *, CURLoption, ...) = curl->easy_setopt;
+    SCOPED_FREE char *authorization = post->token ? memory_format("Authorization: Bearer %s", post->token) : NULL;
     struct curl_slist *headers = curl->slist_append(NULL, "Content-Type: application/json");
+    if (authorization) headers = curl->slist_append(headers, authorization);
     CURL *handle = curl->easy_init();
     if (!handle) return error_set(error, ERROR_COMMUNICATION, "libcurl cannot make a request");
-    set(handle, CURLOPT_URL, url);
+    set(handle, CURLOPT_URL, post->url);
     set(handle, CURLOPT_NOSIGNAL, 1L);
-    set(handle, CURLOPT_TIMEOUT, (long)seconds);
+    set(handle, CURLOPT_TIMEOUT, (long)post->seconds);
     set(handle, CURLOPT_USERAGENT, "smelt");
     set(handle, CURLOPT_HTTPHEADER, headers);
-    set(handle, CURLOPT_POSTFIELDS, body);
+    set(handle, CURLOPT_POSTFIELDS, post->body);
     set(handle, CURLOPT_WRITEFUNCTION, drop_reply);
     set(handle, CURLOPT_FAILONERROR, 1L);
+    if (post->authorities) set(handle, CURLOPT_CAINFO, post->authorities);
     CURLcode code = curl->easy_perform(handle);
     curl->easy_cleanup(handle);
     curl->slist_free_all(headers);

@@ -28,6 +28,13 @@ typedef struct CurlApi { CURL_API(LIBRARY_TYPED_FIELD) } CurlApi;
 /* Opens libcurl, which stays loaded, because it may have started threads. `user` needs it, for
  * messages. ERROR_USAGE if it is not installed or too old. */
 bool curl_open(CurlApi *curl, const char *user, Error *error);
-/* Posts a JSON text and drops the answer. Returns false with ERROR_COMMUNICATION without an answer in `seconds`, or for a
+typedef struct CurlPost {
+    const char *url, *body;  /* JSON */
+    const char *authorities; /* file with the certificates that the server's must come from; NULL: the system's */
+    const char *token;       /* bearer token; NULL: none */
+    int seconds;             /* for the whole request */
+} CurlPost;
+
+/* Posts a JSON text and drops the answer. Returns false with ERROR_COMMUNICATION without an answer in time, or for a
  * status of 400 or more. */
-bool curl_post_json(const CurlApi *curl, const char *url, const char *body, int seconds, Error *error);
+bool curl_post_json(const CurlApi *curl, const CurlPost *post, Error *error);

@@ -69,7 +69,8 @@ static void warn_once(EventQueue *events, const char *reason) {
 
 static void post_event(EventQueue *events, const char *line) {
     Error error = {0};
-    if (!curl_post_json(&events->curl, events->config->on_event, line, COMMAND_SECONDS, &error)) warn_once(events, error.message);
+    const CurlPost post = {.url = events->config->on_event, .body = line, .seconds = COMMAND_SECONDS};
+    if (!curl_post_json(&events->curl, &post, &error)) warn_once(events, error.message);
 }
 
 /* Starts the command with the line as its stdin, and waits for it. A line fits into the pipe. */

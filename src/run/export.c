@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/memory.h"
 #include "base/scope.h"
@@ -167,4 +168,30 @@ char *export_otlp(const ExportedRun *run, double now) {
         attribute("service.name", "smelt"), attribute("run", title), attribute("state", run_status_name(run->state->status)),
         "scopeMetrics", "scope", "name", "smelt", "metrics", metrics);
     return json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(15));
+}
+
+/* -- Kubeflow Trainer ---------------------------------------------------------------------------------------------- */
+
+char *export_kubeflow(const ExportedRun *run, double now) {
+    static const char prefix[] = "smelt_run_";
+    const RunState *state = run->state;
+    char text[40];
+    time_t seconds = (time_t)now;
+    struct tm utc;
+    json_t *metrics = json_array();
+    for (const ExportName *name = names; name < names + NAMES; name++) {
+        double value = value_of(name, state);
+        if (!isfinite(value)) continue;
+        snprintf(text, sizeof text, "%.9g", value);
+        json_array_append_new(metrics, json_pack("{s:s, s:s}", "name", name->name + sizeof prefix - 1, "value", text));
+    }
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &utc));
+    json_t *status = json_pack("{s:o, s:s}", "metrics", metrics, "lastUpdatedTime", text);
+    if (state->steps > 0)
+        json_object_set_new(
+            status, "progressPercentage", json_integer((json_int_t)(100 * fmin(1, (double)state->step / (double)state->steps))));
+    if (isfinite(state->seconds_left))
+        json_object_set_new(status, "estimatedRemainingSeconds", json_integer((json_int_t)fmin(INT32_MAX, state->seconds_left)));
+    json_auto_t *body = json_pack("{s:o}", "trainerStatus", status);
+    return json_dumps(body, JSON_COMPACT);
 }

@@ -18,7 +18,10 @@
 #include "run/export.h"
 
 static const char plain[] = "text/plain; charset=utf-8";
-enum { CONNECTIONS = 32, IDLE_SECONDS = 10, POST_SECONDS = 10 };
+/* What Kubeflow Trainer gives to the containers of a TrainJob, so that its status has their progress. */
+static const char status_url[] = "KUBEFLOW_TRAINER_SERVER_URL", status_authorities[] = "KUBEFLOW_TRAINER_SERVER_CA_CERT",
+                  status_token[] = "KUBEFLOW_TRAINER_SERVER_TOKEN"; /* the file of a token that is replaced each hour */
+enum { CONNECTIONS = 32, IDLE_SECONDS = 10, POST_SECONDS = 10, STATUS_SECONDS = 5, MOST_TOKEN = 1 << 14 };
 
 struct Exporter {
     const Config *config;
@@ -26,7 +29,9 @@ struct Exporter {
     HttpListener listener;
     struct MHD_Daemon *server; /* NULL: none */
     CurlApi curl;
-    char *url; /* of the collector; NULL: none */
+    char *url;          /* of the collector; NULL: none */
+    const char *status; /* address of Kubeflow's server; NULL: none */
+    double next_status; /* log_seconds() before which it is not asked again */
     pthread_t thread;
     bool runs;
     atomic_bool ends;
@@ -106,7 +111,25 @@ static void write_file(Exporter *exporter, const ExportedRun *run) {
 static void post_numbers(Exporter *exporter, const ExportedRun *run) {
     Error error = {0};
     SCOPED_FREE char *body = export_otlp(run, log_unix_seconds());
-    if (!curl_post_json(&exporter->curl, exporter->url, body, POST_SECONDS, &error)) warn_once(exporter, "metrics.otlp", error.message);
+    const CurlPost post = {.url = exporter->url, .body = body, .seconds = POST_SECONDS};
+    if (!curl_post_json(&exporter->curl, &post, &error)) warn_once(exporter, "metrics.otlp", error.message);
+}
+
+static void post_status(Exporter *exporter, const ExportedRun *run) {
+    Error error = {0};
+    char token[MOST_TOKEN];
+    const char *file = getenv(status_token), *authorities = getenv(status_authorities);
+    int64_t length = file && *file ? file_read_start(file, token, sizeof token - 1) : 0;
+    token[length > 0 ? length : 0] = 0;
+    token[strcspn(token, "\r\n")] = 0;
+    SCOPED_FREE char *body = export_kubeflow(run, log_unix_seconds());
+    const CurlPost post = {.url = exporter->status,
+        .body = body,
+        .authorities = authorities && *authorities ? authorities : NULL,
+        .token = *token ? token : NULL,
+        .seconds = POST_SECONDS};
+    exporter->next_status = log_seconds() + STATUS_SECONDS;
+    if (!curl_post_json(&exporter->curl, &post, &error)) warn_once(exporter, status_url, error.message);
 }
 
 static void export_now(Exporter *exporter) {
@@ -114,6 +137,7 @@ static void export_now(Exporter *exporter) {
     const ExportedRun run = {exporter->name, &state};
     if (exporter->config->metrics.file[0]) write_file(exporter, &run);
     if (exporter->url) post_numbers(exporter, &run);
+    if (exporter->status && (log_seconds() >= exporter->next_status || atomic_load(&exporter->ends))) post_status(exporter, &run);
 }
 
 /* -- The thread ---------------------------------------------------------------------------------------------------- */
@@ -132,10 +156,20 @@ static void *export_numbers(void *context) {
     return NULL;
 }
 
+/* Kubeflow gives its variables to every training, so a missing library must not end one. */
+static void find_status_server(Exporter *exporter) {
+    Error error = {0};
+    const char *url = getenv(status_url);
+    if (!url || !*url) return;
+    if (curl_open(&exporter->curl, status_url, &error)) exporter->status = url;
+    else warn_once(exporter, status_url, error.message);
+}
+
 bool exporter_open(const Config *config, Exporter **exporter, Error *error) {
     const MetricsConfig *metrics = &config->metrics;
     *exporter = NULL;
-    if (!metrics->listen[0] && !metrics->file[0] && !metrics->otlp[0]) return true;
+    const char *status = getenv(status_url);
+    if (!metrics->listen[0] && !metrics->file[0] && !metrics->otlp[0] && !(status && *status)) return true;
     char *real = realpath(config->run, NULL);
     const char *slash = real ? strrchr(real, '/') : NULL;
     Exporter *made = memory_allocate(sizeof *made);
@@ -143,6 +177,7 @@ bool exporter_open(const Config *config, Exporter **exporter, Error *error) {
     free(real);
     if (metrics->otlp[0]) made->url = memory_format("%.*s/v1/metrics", (int)path_length(metrics->otlp), metrics->otlp);
     bool good = (!made->url || curl_open(&made->curl, "metrics.otlp", error)) && open_server(made, error);
+    if (good) find_status_server(made);
     if (good) made->runs = thread_start(&made->thread, export_numbers, made) == 0;
     if (good && !made->runs)
         error_set(error, ERROR_INTERNAL, "cannot start a thread for metrics: raise the limit on processes (ulimit -u)");

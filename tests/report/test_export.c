@@ -74,6 +74,83 @@ static void otlp_has_the_same_numbers(void **state) {
     run_state_free(&run);
 }
 
+static void the_status_of_a_trainjob_has_progress_and_texts(void **state) {
+    (void)state;
+    RunState run = state_of("{\"loss\": 2.5, \"lr\": null, \"time\": 1796000000}");
+    run.seconds_left = 90.7;
+    char *text = export_kubeflow(&(ExportedRun){"a", &run}, 1796000000.9);
+    assert_holds(
+        text, "{\"trainerStatus\":{\"metrics\":[{\"name\":\"step\",\"value\":\"3\"},{\"name\":\"planned_steps\",\"value\":\"40\"}");
+    assert_holds(text, "{\"name\":\"loss\",\"value\":\"2.5\"}");
+    assert_holds(text, "\"lastUpdatedTime\":\"2026-11-30T00:53:20Z\",\"progressPercentage\":7,\"estimatedRemainingSeconds\":90}}");
+    assert_null(strstr(text, "learning_rate"));
+    free(text);
+    run.steps = 0;
+    run.seconds_left = NAN;
+    text = export_kubeflow(&(ExportedRun){"a", &run}, 1796000000.9);
+    assert_null(strstr(text, "rogress"));
+    assert_null(strstr(text, "Remaining"));
+    free(text);
+    run_state_free(&run);
+}
+
+/* A server of Kubeflow's form: TLS by its own authority, and a bearer token. It keeps the bodies that it accepts. */
+static Process start_status_server(char *address, size_t size) {
+    static const char server[] = "import http.server, ssl, sys\n"
+                                 "class Handler(http.server.BaseHTTPRequestHandler):\n"
+                                 "    def do_POST(self):\n"
+                                 "        body = self.rfile.read(int(self.headers['Content-Length']))\n"
+                                 "        good = self.headers['Authorization'] == 'Bearer the.token' and self.path == '/status'\n"
+                                 "        if good: open('posts', 'ab').write(body + b'\\n')\n"
+                                 "        self.send_response(200 if good else 403)\n"
+                                 "        self.end_headers()\n"
+                                 "server = http.server.HTTPServer(('127.0.0.1', 0), Handler)\n"
+                                 "context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)\n"
+                                 "context.load_cert_chain('ca.crt', 'key')\n"
+                                 "server.socket = context.wrap_socket(server.socket, server_side=True)\n"
+                                 "print(server.server_port, flush=True)\n"
+                                 "server.serve_forever()\n";
+    Process made = process_start((char *[]){"/bin/sh", "-c",
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out ca.crt -days 2 -subj /CN=status -addext subjectAltName=IP:127.0.0.1",
+        NULL});
+    ProcessResult result = process_finish(&made);
+    if (result.code) fail_msg("openssl: %s", result.errors);
+    process_free(&result);
+    write_text("server.py", server);
+    write_text("token", "the.token\n");
+    Process process = process_start((char *[]){"/usr/bin/env", "python3", "server.py", NULL});
+    char *port = NULL;
+    WAIT_UNTIL((free(port), port = process_text(process.output), strchr(port, '\n')), "the server did not start");
+    snprintf(address, size, "https://127.0.0.1:%d/status", atoi(port));
+    free(port);
+    return process;
+}
+
+static void a_trainjob_gets_the_progress_of_a_training(void **state) {
+    (void)state;
+    char address[64];
+    Process server = start_status_server(address, sizeof address);
+    setenv("KUBEFLOW_TRAINER_SERVER_URL", address, 1);
+    setenv("KUBEFLOW_TRAINER_SERVER_CA_CERT", "ca.crt", 1);
+    setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", "token", 1);
+    train_says(0, "", "run=run steps=12");
+    char *posts = read_text("posts"), *last = strrchr((posts[strlen(posts) - 1] = 0, posts), '\n');
+    last = last ? last + 1 : posts;
+    assert_holds(last, "\"progressPercentage\":100");
+    assert_holds(last, "{\"name\":\"loss\",\"value\":\"");
+    free(posts);
+    /* A server that refuses the token, and none at all, are one warning each. */
+    write_text("token", "another\n");
+    train_says(0, "KUBEFLOW_TRAINER_SERVER_URL: training continues", "run=refused steps=5");
+    kill(server.id, SIGKILL);
+    ProcessResult result = process_finish(&server);
+    process_free(&result);
+    train_says(0, "KUBEFLOW_TRAINER_SERVER_URL: training continues", "run=alone steps=5");
+    unsetenv("KUBEFLOW_TRAINER_SERVER_URL");
+    unsetenv("KUBEFLOW_TRAINER_SERVER_CA_CERT");
+    unsetenv("KUBEFLOW_TRAINER_SERVER_TOKEN");
+}
+
 static void the_monitoring_files_fit_what_is_exported(void **state) {
     (void)state;
     char *arguments[] = {"/bin/sh", monitoring, getenv("SMELT"), NULL};
@@ -120,8 +197,10 @@ int main(void) {
         cmocka_unit_test(numbers_have_base_units_and_unknown_ones_are_left_out),
         cmocka_unit_test(several_runs_share_descriptions_and_hostile_names_stay_labels),
         cmocka_unit_test(otlp_has_the_same_numbers),
+        cmocka_unit_test(the_status_of_a_trainjob_has_progress_and_texts),
         cmocka_unit_test(the_monitoring_files_fit_what_is_exported),
         TRAIN_TEST(a_training_serves_and_writes_its_numbers),
+        TRAIN_TEST(a_trainjob_gets_the_progress_of_a_training),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     free(monitoring);
