@@ -25,6 +25,7 @@ DOCUMENT(finetune, "docs/finetune.md")
 DOCUMENT(flux, "docs/flux.md")
 DOCUMENT(generate, "docs/generate.md")
 DOCUMENT(install, "docs/install.md")
+DOCUMENT(kubernetes, "docs/kubernetes.md")
 DOCUMENT(parallel, "docs/parallel.md")
 DOCUMENT(rewards, "docs/rewards.md")
 DOCUMENT(report, "docs/report.md")
@@ -45,6 +46,7 @@ int main(void) {
         TRAIN_TEST(the_commands_of_flux_work),
         TRAIN_TEST(the_commands_of_generate_work),
         TRAIN_TEST(the_commands_of_install_work),
+        TRAIN_TEST(the_commands_of_kubernetes_work),
         TRAIN_TEST(the_commands_of_parallel_work),
         TRAIN_TEST(the_commands_of_rewards_work),
         TRAIN_TEST(the_commands_of_report_work),
