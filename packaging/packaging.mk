@@ -8,7 +8,7 @@ STATIC_NAMES := gomp yaml jansson xxhash pcre2-8 utf8proc crypto z zstd lzma
 STATIC_FILES = $(foreach n,$(STATIC_NAMES),$(shell $(CC) -print-file-name=lib$n.a))
 comma := ,
 
-.PHONY: install uninstall dist deb wheel test-packages
+.PHONY: install uninstall dist deb wheel test-packages test-monitoring
 
 install: $(BUILD)/smelt ## install program, man page, completions and documents (PREFIX=/usr/local, DESTDIR=)
 	@packaging/install.sh $< "$(DESTDIR)$(PREFIX)"
@@ -44,3 +44,8 @@ test-packages: packages ## build all packages, install each into a folder of its
 	@tools/install-packages.sh dpkg-dev python3-venv
 	@$(MAKE) --no-print-directory -s -j$(JOBS) deb wheel
 	@tests/packaging/packages.sh $(BUILD) $(DEB)
+
+test-monitoring: packages ## a real Prometheus scrapes a training for SECONDS=30; kill -9 must raise the alert
+	@tools/install-packages.sh prometheus libmicrohttpd12
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
+	@tests/packaging/prometheus.sh $(BUILD)/smelt $(or $(SECONDS),30)
