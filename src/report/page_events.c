@@ -4,6 +4,7 @@
 
 #include "base/array.h"
 #include "base/log.h"
+#include "base/strings.h"
 #include "report/page_internal.h"
 
 void page_events_free(PageEvents *events) { free(events->items); }
@@ -55,11 +56,12 @@ static void add_changes(PageEvents *events, const RunView *view) {
 }
 
 static void add_notices(PageEvents *events, const History *history) {
-    static const PageEvent kind = {.style = "bad", .from = 0.9, .to = 1};
+    static const PageEvent alarm = {.style = "bad", .from = 0.9, .to = 1}, warning = {.style = "warn", .from = 0.95, .to = 1};
     int64_t oldest = history->notice_count > HISTORY_NOTICES ? history->notice_count - HISTORY_NOTICES : 0;
     for (int64_t i = oldest; i < history->notice_count; i++) {
         const Notice *notice = &history->notices[i % HISTORY_NOTICES];
-        add_event(events, notice->step, &kind, "step %lld: %s", (long long)notice->step, notice->text);
+        add_event(events, notice->step, starts_with(notice->text, "warning: ") ? &warning : &alarm, "step %lld: %s",
+            (long long)notice->step, notice->text);
     }
 }
 

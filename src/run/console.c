@@ -26,6 +26,8 @@
 enum { MOST_LINE = 8192, MOST_EARLY = 1 << 16, HEADER_EVERY = 24, SMOOTH_STEPS = 10 };
 static const double line_seconds = 1, status_seconds = 0.1;
 
+enum { MOST_WARNINGS = 16 /* at once */, WARNINGS_OF_PROCESS = 100 };
+
 struct Console {
     int64_t every;
     bool terminal, status; /* terminal: wrap lines for a terminal; status: stdout is one and gets a status line */
@@ -42,6 +44,8 @@ struct Console {
     bool open, failed, removed; /* removed: the log is a new file, which was not yet reported */
     char *early;                /* lines from before the log was open; beyond MOST_EARLY bytes they are dropped */
     size_t early_bytes;
+    char *warnings[MOST_WARNINGS]; /* that are not taken yet, oldest first */
+    int waiting, taken;
 };
 
 /* -- RUN/log.txt --------------------------------------------------------------------------------------------------- */
@@ -74,6 +78,14 @@ static void note_failure(Console *console, bool failed, const Error *error) {
     if (first) log_warn("%s; training continues, but this log is missing lines", error->message);
 }
 
+/* Keeps a warning for console_next_warning, with the lock held. Further ones are in the log alone. */
+static void keep_warning(Console *console, const char *line) {
+    static const char label[] = "warning: ";
+    if (!starts_with(line, label) || console->waiting == MOST_WARNINGS || console->taken == WARNINGS_OF_PROCESS) return;
+    console->warnings[console->waiting++] = memory_copy_string(line + strlen(label));
+    console->taken++;
+}
+
 static void log_line(Console *console, const char *line) {
     char stamp[32];
     Error error = {0};
@@ -82,10 +94,19 @@ static void log_line(Console *console, const char *line) {
     strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &calendar));
     SCOPED_FREE char *text = memory_format("%s %s\n", stamp, line);
     pthread_mutex_lock(&console->lock);
+    keep_warning(console, line);
     note_failure(console, !append_log(console, text, strlen(text), &error), &error);
 }
 
 void console_take(void *console, const char *line) { log_line(console, line); }
+
+char *console_next_warning(Console *console) {
+    pthread_mutex_lock(&console->lock);
+    char *first = console->waiting ? console->warnings[0] : NULL;
+    if (first) memmove(console->warnings, console->warnings + 1, (size_t)--console->waiting * sizeof *console->warnings);
+    pthread_mutex_unlock(&console->lock);
+    return first;
+}
 
 void console_open_log(Console *console, const char *run) {
     Error error = {0};
@@ -372,6 +393,7 @@ void console_close(Console *console) {
     console_end_steps(console);
     file_close(&console->log);
     pthread_mutex_destroy(&console->lock);
+    for (int i = 0; i < console->waiting; i++) free(console->warnings[i]);
     free(console->early);
     free(console);
 }

@@ -91,7 +91,7 @@ bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t 
  * "threads", ...} once per process; all members from the third on come from the object
  * `details`. */
 bool metrics_start(Metrics *metrics, int64_t step, json_t *details, Error *error);
-/* Records {"kind": "event", "step", "event", "message"}: an event of events.h. */
+/* Records {"kind": "event", "step", "event", "message"}: an event of events.h, or a "warning" of the log. */
 bool metrics_event(Metrics *metrics, int64_t step, const char *event, const char *message, Error *error);
 /* Records {"kind": "end", "step", "state", "code", "message"}: how a process ended. `state` is the name of a RunStatus,
  * `code` the exit code. */

@@ -111,6 +111,9 @@ bool loop_agree(const Loop *loop, const char *name, bool good, Error *error);
 /* Notes whether a record was written: a full disk costs records, not the run. Clears the error. */
 void loop_note_record(Loop *loop, bool written, Error *error);
 
+/* Records the warnings since the last call as events of this step. */
+void loop_report_warnings(Loop *loop, int64_t step);
+
 /* Records the norms of layers if metrics.layers asks for them in this step, between backward pass and update. Collective. */
 void loop_report_layers(Loop *loop, int64_t step);
 

@@ -478,6 +478,7 @@ static void report_step(Loop *loop, const StepShare *share, const StepOutcome *o
     console_step(loop->host->console, &metrics);
     check_loss(loop, outcome->loss);
     loop_note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
+    loop_report_warnings(loop, step);
 }
 
 /* Sets the error of a step that has updated weights before a NaN or infinity was found in a

@@ -92,6 +92,14 @@ void loop_note_record(Loop *loop, bool written, Error *error) {
     *error = (Error){0};
 }
 
+void loop_report_warnings(Loop *loop, int64_t step) {
+    Error error = {0};
+    for (char *text; loop->metrics && (text = console_next_warning(loop->host->console));) {
+        loop_note_record(loop, metrics_event(loop->metrics, step, "warning", text, &error), &error);
+        free(text);
+    }
+}
+
 void loop_alarm(Loop *loop, RunEventKind kind, const char *format, ...) {
     char message[512];
     Error error = {0};
@@ -517,6 +525,7 @@ static void note_end(Loop *loop, bool done, const Error *reason) {
     SCOPED_FREE char *by_setting = memory_format("stop_at=%lld", (long long)config->stop_at);
     RunStatus status = run_status_of_end(code, step, steps, watchdog_is_supervised());
     const char *message = !done ? reason->message : status == RUN_IS_STOPPED ? by_setting : "";
+    loop_report_warnings(loop, step);
     loop_note_record(loop, metrics_end(loop->metrics, step, run_status_name(status), code, message, &error), &error);
     events_send(loop->events, RUN_EVENT_END, run_status_name(status), step, message);
 }

@@ -641,6 +641,7 @@ static void numbers_for_the_script_hold_texts_unchanged_and_escaped(void **state
     for (int step = 1; step <= 3000; step++) put_step(file, step, step == 1500 ? 9 : 2);
     fputs("{\"kind\":\"event\",\"step\":1500,\"event\":\"loss_spike\",\"message\":\"</template><img src=x> \\\"\\\\ \\n\"}\n", file);
     fputs("{\"kind\":\"event\",\"step\":1600,\"event\":\"best\",\"message\":\"b\"}\n", file);
+    fputs("{\"kind\":\"event\",\"step\":1700,\"event\":\"warning\",\"message\":\"a slow disk\"}\n", file);
     fputs("{\"kind\":\"checkpoint\",\"step\":2000,\"bytes\":1048576,\"milliseconds\":500}\n", file);
     fputs("{\"kind\":\"evaluation\",\"step\":3000,\"loss\":2.5}\n", file);
     fclose(file);
@@ -658,8 +659,9 @@ static void numbers_for_the_script_hold_texts_unchanged_and_escaped(void **state
     double highest = 0;
     for (size_t i = 0; i < count; i++) highest = fmax(highest, json_number_value(json_array_get(json_array_get(loss, 2), i)));
     assert_true(highest == 9);
-    json_t *events = json_pack("[[i, s, i, f, s], [i, s, f, i, s]]", 2000, "check", 0, 0.05, "step 2000: checkpoint, 1.00 MiB in 0.5s",
-        1500, "bad", 0.9, 1, "step 1500: loss_spike: </template><img src=x> \"\\ \n");
+    json_t *events = json_pack("[[i, s, i, f, s], [i, s, f, i, s], [i, s, f, i, s]]", 2000, "check", 0, 0.05,
+        "step 2000: checkpoint, 1.00 MiB in 0.5s", 1500, "bad", 0.9, 1, "step 1500: loss_spike: </template><img src=x> \"\\ \n", 1700,
+        "warn", 0.95, 1, "step 1700: warning: a slow disk");
     if (!json_equal(json_object_get(run, "events"), events)) fail_msg("%s", json_dumps(run, 0));
     json_t *evaluations = json_pack("[[i, f, n]]", 3000, 2.5);
     assert_true(json_equal(json_object_get(run, "evaluations"), evaluations));

@@ -64,6 +64,17 @@ static void a_paused_run_says_which_signal(void **state) {
     assert_state("of 1000000: paused by SIGTERM after step");
 }
 
+static void warnings_are_events_of_the_run(void **state) {
+    (void)state;
+    train_says(0, "warning: schedule.kind=wsd", "run=warned schedule.kind=wsd steps=6");
+    static const char wsd[] =
+        "{\"kind\": \"event\", \"step\": 1, \"event\": \"warning\", \"message\": \"schedule.kind=wsd with schedule.decay=0";
+    char *records = read_text("warned/metrics.jsonl"), *warning = strstr(records, wsd);
+    assert_non_null(warning);
+    assert_null(strstr(warning + 1, wsd));
+    free(records);
+}
+
 int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
@@ -71,6 +82,7 @@ int main(void) {
         TRAIN_TEST(alarms_of_a_training_reach_the_command),
         TRAIN_TEST(a_training_run_is_training_and_a_killed_one_is_not),
         TRAIN_TEST(a_paused_run_says_which_signal),
+        TRAIN_TEST(warnings_are_events_of_the_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
