@@ -260,12 +260,21 @@ INLINE void lines_put_transposed(LOCAL bf16 *tile, unsigned line, unsigned step,
  *   operand_load(o, tile, width, row, column)             o[i][k] = tile[row + i][column + k]
  *   operand_load_half(o, tile, width, row, column)        the same for i < 16 only, as mma_rows takes it for 16 rows
  *   operand_load_transposed(o, tile, width, row, column)  o[i][k] = tile[row + k][column + i]
- *   operand_load_transposed_from(o, tile, from, width, row, column)   the same at column + from, a multiple of 64 that is
- *                                                         known at run time
+ *   operand_load_transposed_from(o, tile, from, width, row, column)   the same at column + from, known at run time: a
+ *                                                         multiple of 64, or on NVIDIA of 32 if column is one of 64
  *   operand_of(o, a)                                      o[i][k] = a[i][k], cast to bf16
  *   accumulator_pack(a, r)    eight adjacent columns of row accumulator_row(r) from accumulator_chunk() on, as bf16 */
 
-#if !defined __gfx950__
+#if defined __NVPTX__
+INLINE void operand_load_transposed_from(Operand *o, LOCAL const bf16 *tile, int from, const int width, const int row, const int column) {
+    int lane = lane_id(), half = from % 64; /* 32 flips one bit of a place, like any bit of tile_xor */
+    UNROLL for (int s = 0; s < 2; s++) {
+        uint32_t address =
+            lane_address(tile + from - half, width, column + s * 16, lane / 16 * 8 + lane % 8, lane / 8 % 2) ^ (uint32_t)half * 2;
+        UNROLL for (int h = 0; h < 2; h++) load_matrices_transposed(o->x[s][h], address, tile_block(width, row + h * 16, column + s * 16));
+    }
+}
+#elif !defined __gfx950__
 INLINE void operand_load_transposed_from(Operand *o, LOCAL const bf16 *tile, int from, const int width, const int row, const int column) {
     operand_load_transposed(o, tile + from, width, row, column);
 }

@@ -7,30 +7,24 @@
  *      sum of both taps;
  *   3. cca_grad_input: back through the grouped weight, held in registers as in the forward pass,
  *      with (g_r, g_{r+1}) side by side as its tile; then through depthwise convolution and mean to
- *      du;
+ *      du. For heads of 128 channels on NVIDIA it is cca_grad_input_fragments, in which a warp
+ *      keeps its rows in registers (gpu_fragments_kernels.h);
  *   4. cca_grad_weight: the gradient of the grouped weight, from g and the pairs, recomputed from
  *      u;
  *   5. cca_grad_halo, if there is a halo: what the first row of each chunk sends back to it.
  * Sums over rows are computed per chunk of rows and added in chunk order. Scratch: g and these sums
- * (Layout). */
-#include "ops/cca/gpu_shared_kernels.h"
+ * (GradGpuLayout). */
+#include "ops/cca/gpu_fragments_kernels.h"
 
 enum {
     NORM_THREADS = 256,
+    NORM_ROWS = 64,   /* of a block, which requests all of them at once */
+    BIAS_PARTS = 8,   /* threads that share a column in cca_grad_bias */
+    INPUT_BLOCKS = 2, /* of cca_grad_input_fragments, that share a multiprocessor: a lane has 255 registers */
+    WEIGHT_THREADS = 256,
     WEIGHT_STEP = 64,    /* rows per tile */
     WEIGHT_COLUMNS = 128 /* columns of pairs per tile: two for each channel */
 };
-
-/* Rows of a block of cca_grad_norm, by the lanes of a wave. AMD has more compute units, and
- * requests all rows of a block at once. */
-#define NORM_ROWS(wave) ((wave) == 64 ? 64 : 256)
-
-/* Number of threads that share a column in cca_grad_bias. */
-#define BIAS_PARTS(wave) ((wave) == 64 ? 8 : 2)
-
-/* Rows of a block of cca_grad_weight: 16,384 rows of 10 heads give 480 blocks on AMD, and 260 on
- * NVIDIA, two per H100 SM. */
-#define WEIGHT_ROWS(wave) ((wave) == 64 ? 704 : 1280)
 
 /* Tiles of a block of cca_grad_input, by the lanes of a wave: 16,384 rows of 10 heads of 128
  * channels give 590 blocks on AMD, two per MI300X compute unit, and 260 on NVIDIA. */
@@ -58,6 +52,7 @@ typedef struct CcaInputGradArguments {
     const bf16 GLOBAL *g;
     bf16 GLOBAL *du;
     float GLOBAL *tap_sums; /* [chunks, convolved, 2] */
+    int32_t block_rows;     /* rows of a block of cca_grad_input_fragments */
 } CcaInputGradArguments;
 
 typedef struct CcaHaloGradArguments {
@@ -71,6 +66,7 @@ typedef struct CcaWeightGradArguments {
     CcaInput in;
     const bf16 GLOBAL *g;
     float GLOBAL *sums; /* [chunks, convolved, 2 * dim] */
+    int32_t block_rows; /* rows of a chunk, a multiple of WEIGHT_STEP */
     int32_t parts;      /* blocks per head's columns */
 } CcaWeightGradArguments;
 
@@ -110,7 +106,6 @@ INLINE f32x8 undo_rotation(const NormRow *row, f32x8 own, int channel, const Cca
     return own;
 }
 
-#if defined __AMDGCN__
 /* The inputs of a thread for its chunk of a row: dy and y of its channels and of their RoPE
  * partners. */
 typedef struct NormChunk {
@@ -155,10 +150,10 @@ INLINE f32x8 undo_loaded_rotation(const NormChunk *chunk, f32x8 own, int channel
 /* Computes g of a thread's chunks of NORM_ROWS rows, stores it and adds it to `sum`, and adds the
  * rows' products with dy to `dot_sum`. */
 INLINE void norm_rows_grad(const CcaNormGradArguments *a, f32x8 *sum, float *dot_sum, int group, int head, int channel, const int DIM) {
-    enum { MOST = NORM_ROWS(WAVE) / (NORM_THREADS / (CCA_MAX_DIM / CHUNK)) };
-    const int groups = NORM_THREADS / (DIM / CHUNK), steps = NORM_ROWS(WAVE) / groups;
+    enum { MOST = NORM_ROWS / (NORM_THREADS / (CCA_MAX_DIM / CHUNK)) };
+    const int groups = NORM_THREADS / (DIM / CHUNK), steps = NORM_ROWS / groups;
     const CcaInput *in = &a->in;
-    int first = block_x() * NORM_ROWS(WAVE) + group, key = head - in->heads;
+    int first = block_x() * NORM_ROWS + group, key = head - in->heads;
     float temperature = key < 0 ? 1 : a->temperature[key];
     NormChunk chunks[MOST];
     UNROLL for (int i = 0; i < steps; i++) chunks[i] = load_norm_chunk(a, first + i * groups, head, channel);
@@ -179,34 +174,6 @@ INLINE void norm_rows_grad(const CcaNormGradArguments *a, f32x8 *sum, float *dot
         store_channels(a->g + offset_of(r, in->convolved) + head * in->dim + channel, g, in->dim - channel, in->whole);
     }
 }
-#else
-INLINE void norm_rows_grad(const CcaNormGradArguments *a, f32x8 *sum, float *dot_sum, int group, int head, int channel, const int DIM) {
-    const int groups = NORM_THREADS / (DIM / CHUNK);
-    const CcaInput *in = &a->in;
-    int left = in->dim - channel, key = head - in->heads;
-    float temperature = key < 0 ? 1 : a->temperature[key];
-    for (int step = 0; step < NORM_ROWS(WAVE) / groups; step++) {
-        int64_t r = (int64_t)block_x() * NORM_ROWS(WAVE) + step * groups + group;
-        bool there = r < in->rows;
-        int64_t own = there ? r : 0;
-        NormRow row = {.dy = a->dy + own * in->columns + head * in->dim,
-            .y = key < 0 ? a->y + own * in->columns + head * in->dim : a->units + own * in->values + key * in->dim};
-        f32x8 dy = load_channels(row.dy + channel, left, in->whole), y = load_channels(row.y + channel, left, in->whole);
-        float along = 0;
-        UNROLL for (int i = 0; i < CHUNK; i++) along += dy[i] * y[i];
-        along = sum_of_row(along, DIM);
-        float scale = a->scales[own * (in->heads + in->kv_heads) + head];
-        bool normal = scale * CCA_LEAST_NORM < 0.9999f * fast_sqrt((float)in->dim); /* up to rounding */
-        row.pull = normal ? along / (float)in->dim : 0;
-        row.scale = scale * temperature;
-        f32x8 g = undo_rotation(&row, (dy - y * row.pull) * row.scale, channel, in, a->table + (int64_t)in->positions[own] * in->rotated);
-        if (!there) continue;
-        *sum += g;
-        *dot_sum += along;
-        store_channels(a->g + r * in->convolved + head * in->dim + channel, g, left, in->whole);
-    }
-}
-#endif
 
 /* Computes g of one head and NORM_ROWS rows, and its sums; DIM / CHUNK threads take a row. */
 INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float *sums, LOCAL float *dots, const int DIM) {
@@ -234,9 +201,9 @@ INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float 
 INLINE void shift_values_grad(const CcaNormGradArguments *a) {
     const CcaInput *in = &a->in;
     int values = (int)in->values, current = (int)in->current, chunks = (values + CHUNK - 1) / CHUNK;
-    for (int i = thread_id(); i < NORM_ROWS(WAVE) * chunks; i += NORM_THREADS) {
+    for (int i = thread_id(); i < NORM_ROWS * chunks; i += NORM_THREADS) {
         int column = i % chunks * CHUNK, left = values - column;
-        int64_t r = (int64_t)block_x() * NORM_ROWS(WAVE) + i / chunks, at = r * in->columns + in->convolved + column;
+        int64_t r = (int64_t)block_x() * NORM_ROWS + i / chunks, at = r * in->columns + in->convolved + column;
         if (r >= in->rows) return;
         f32x8 own = load_channels(a->dy + at, left, in->whole), next = (f32x8)0;
         if (follows_in_document(in, r + 1)) next = load_channels(a->dy + at + in->columns, left, in->whole);
@@ -257,11 +224,10 @@ CCA_GRAD_NORM(cca_grad_norm_64, 64, true)
 CCA_GRAD_NORM(cca_grad_norm_128, 128, true)
 CCA_GRAD_NORM(cca_grad_norm_any, CCA_MAX_DIM, false)
 
-#if defined __AMDGCN__
 /* Returns the sum of a thread's rows of a column of the blocks' sums, from row b on, with eight
  * loads in flight. */
 INLINE float sum_of_blocks(const CcaBiasGradArguments *a, int b, int64_t column) {
-    const int step = BIAS_PARTS(WAVE);
+    const int step = BIAS_PARTS;
     float sum = 0;
     for (; b + 7 * step < a->blocks; b += 8 * step) {
         float x[8];
@@ -275,7 +241,7 @@ INLINE float sum_of_blocks(const CcaBiasGradArguments *a, int b, int64_t column)
 /* Returns the sum of both taps of channel c's column of the weight times the rows' totals, over a
  * thread's rows from row k on. */
 INLINE float sum_of_taps(const CcaBiasGradArguments *a, LOCAL const float *total, int head, int k, int c) {
-    const int step = BIAS_PARTS(WAVE);
+    const int step = BIAS_PARTS;
     float sum = 0;
     for (; k + 7 * step < a->dim; k += 8 * step) {
         uint32_t taps[8];
@@ -293,48 +259,32 @@ INLINE float sum_of_taps(const CcaBiasGradArguments *a, LOCAL const float *total
 /* Adds all parts to the first two. */
 INLINE void join_parts(LOCAL float (*parts)[CCA_MAX_DIM], int part, int c) {
     float sum = parts[part][c];
-    if (part < 2) UNROLL for (int i = 2; i < BIAS_PARTS(WAVE); i += 2) sum += parts[i + part][c];
+    if (part < 2) UNROLL for (int i = 2; i < BIAS_PARTS; i += 2) sum += parts[i + part][c];
     barrier();
     if (part < 2) parts[part][c] = sum;
     barrier();
 }
-#endif
 
 /* Computes gradients of biases and temperature. A block has one head, and BIAS_PARTS threads share
  * a channel: each sums every BIAS_PARTS-th block and row of the weight. */
 KERNEL(cca_grad_bias, CcaBiasGradArguments) {
-    WAVE_BOUNDS(BIAS_PARTS(WAVE) * CCA_MAX_DIM, 4);
-    static SHARED float parts[BIAS_PARTS(WAVE)][CCA_MAX_DIM], total[CCA_MAX_DIM];
+    WAVE_BOUNDS(BIAS_PARTS * CCA_MAX_DIM, 4);
+    static SHARED float parts[BIAS_PARTS][CCA_MAX_DIM], total[CCA_MAX_DIM];
     int c = thread_id() % CCA_MAX_DIM, part = thread_id() / CCA_MAX_DIM, head = block_x(), key = head - a.heads;
     int64_t column = head * a.dim + c;
     bool there = c < a.dim;
     float sum = 0;
-#if defined __AMDGCN__
     if (there) sum = sum_of_blocks(&a, part, column);
-#else
-    for (int b = part; there && b < a.blocks; b += 2) sum += a.bias_sums[b * a.convolved + column];
-#endif
     parts[part][c] = sum;
     barrier();
-#if defined __AMDGCN__
     join_parts(parts, part, c);
-#endif
     if (part == 0) total[c] = parts[0][c] + parts[1][c];
     barrier();
     sum = 0;
-#if defined __AMDGCN__
     if (there) sum = sum_of_taps(&a, total, head, part, c);
-#else
-    for (int k = part; there && k < a.dim; k += 2) {
-        uint32_t taps = *(const uint32_t GLOBAL *)(a.grouped + ((int64_t)(head * a.dim + k) * a.dim + c) * 2);
-        sum += total[k] * (to_float_low(taps) + to_float_high(taps));
-    }
-#endif
     parts[part][c] = sum;
     barrier();
-#if defined __AMDGCN__
     join_parts(parts, part, c);
-#endif
     if (part == 0 && there) {
         a.grouped_bias[column] += total[c];
         a.depthwise_bias[column] += parts[0][c] + parts[1][c];
@@ -403,6 +353,11 @@ INLINE void store_tap_sums(const CcaInputGradArguments *a, const TapSums *sums, 
     }
 }
 
+/* Returns whether row r + 1, at `after`, exists and continues the document and the chunk of row r. */
+INLINE bool next_follows(const CcaInput *in, int r, RowPlace after) {
+    return (r + 1 < in->rows) & (after.place > 0) & (after.position > 0);
+}
+
 #if defined __AMDGCN__
 /* The loads of a chunk of a tile: g of its row, of the next row and of the head of its keys, and u
  * of its row and of the previous one. They start while the previous tile is computed, so that a
@@ -427,10 +382,6 @@ INLINE InputChunk load_input_chunk(const CcaInputGradArguments *a, int r, int he
         .after = after};
 }
 
-INLINE bool next_follows(const CcaInput *in, int r, const InputChunk *chunk) {
-    return (r + 1 < in->rows) & (chunk->after.place > 0) & (chunk->after.position > 0);
-}
-
 /* Computes gradients through the qk-mean of this thread's chunks. */
 INLINE void mean_grads(f32x8 *means, const CcaInputGradArguments *a, const InputChunk *chunks, int head, int channel) {
     const CcaInput *in = &a->in;
@@ -448,7 +399,7 @@ INLINE void depthwise_grad(const CcaInputGradArguments *a, TapSums *sums, const 
     LOCAL const float *products, int row, int64_t r, int head, int channel, const int DIM) {
     const CcaInput *in = &a->in;
     f32x8 d = load_products(products, row, channel, DIM), following = load_products(products, row + 1, channel, DIM);
-    following = next_follows(in, (int)r, chunk) ? following : (f32x8)0;
+    following = next_follows(in, (int)r, chunk->after) ? following : (f32x8)0;
     f32x8 du = mean + later_taps(taps) * d + earlier_taps(taps) * following;
     store_channels(a->du + r * in->columns + head * in->dim + channel, du, in->dim - channel, in->whole);
     sums->later += d * to_float8(chunk->u);
@@ -470,7 +421,7 @@ INLINE void input_grad_tiles(const CcaInputGradArguments *a, TapSums *sums, int6
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
             int row = cca_chunk_row(i, DIM), r = (int)first + row;
             chunks[i] = ahead[i];
-            bool follows = next_follows(in, r, &chunks[i]);
+            bool follows = next_follows(in, r, chunks[i].after);
             *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, channel)) = r < in->rows ? chunks[i].own : (u32x4)0;
             *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = follows ? chunks[i].next : (u32x4)0;
         }
@@ -590,6 +541,192 @@ CCA_GRAD_INPUT(cca_grad_input_64, 64, true)
 CCA_GRAD_INPUT(cca_grad_input_128, 128, true)
 CCA_GRAD_INPUT(cca_grad_input_any, CCA_MAX_DIM, false)
 
+#if defined __NVPTX__
+/* -- Heads of 128 channels on NVIDIA ------------------------------------------------------------------------------- */
+
+enum { FRAGMENT_KEPT = FRAGMENT_ROWS - 1 }; /* the last row of a tile serves only the row before it */
+
+/* Stores the head's weights transposed: the later tap in the first half of the steps along k, the
+ * earlier one in the second half. */
+INLINE void load_transposed_fragments(const CcaInput *in, int head) {
+    int channel = thread_id(), column = channel / 32 * 4 + channel % CHUNK / 2, g = channel % 32 / CHUNK * 2 + channel % 2;
+    _Pragma("clang loop unroll_count(4)") for (int k = 0; k < FRAGMENT_DIM / CHUNK; k++) {
+        TapWords taps;
+        UNROLL for (int i = 0; i < CHUNK; i++) taps.word[i / 4][i % 4] =
+            *(const uint32_t GLOBAL *)(in->grouped + ((int64_t)(head * FRAGMENT_DIM + k * CHUNK + i) * FRAGMENT_DIM + channel) * 2);
+        fragment_weights[fragment_at(column, k / 4, g * 4 + k % 4)] = upper_taps(&taps);
+        fragment_weights[fragment_at(column, FRAGMENT_CHUNKS + k / 4, g * 4 + k % 4)] = lower_taps(&taps);
+    }
+}
+
+/* Both rows of a lane, and the rows after them. The masks have all bits set if true, and select
+ * without a branch, which would separate loads: whether the next row follows, whether du of the
+ * row is this tile's, and if so, whether the row before belongs to its document. */
+typedef struct FragmentPlaces {
+    RowPlace row[2], after[2];
+    uint32_t follows[2], kept[2], continues[2];
+} FragmentPlaces;
+
+INLINE FragmentPlaces place_fragments(const CcaInput *in, int first, int end) {
+    FragmentPlaces places;
+    if (end > first + FRAGMENT_KEPT) end = first + FRAGMENT_KEPT;
+    UNROLL for (int r = 0; r < 2; r++) {
+        int own = first + fragment_row(r);
+        places.row[r] = tile_place_row(in, own);
+        places.after[r] = tile_place_row(in, own + 1);
+        places.follows[r] = next_follows(in, own, places.after[r]) ? ~0u : 0;
+        places.kept[r] = own < end ? ~0u : 0;
+        places.continues[r] = history_of(in, places.row[r]) > 0 ? places.kept[r] : 0;
+    }
+    return places;
+}
+
+/* A lane's rows that a tile needs of memory, all requested before the first matmul: g of the head
+ * and of the first head that shares its mean, and u. */
+typedef struct InputRows {
+    FragmentPlaces places;
+    FragmentRows own, other, u;
+} InputRows;
+
+/* Returns the first head whose g the mean sends to head `head`: the key head, or a key head's
+ * first query head. */
+INLINE int first_other(const CcaInput *in, int head) {
+    return head < in->heads ? in->heads + head / in->group : (head - in->heads) * in->group;
+}
+
+INLINE InputRows load_input_rows(const CcaInputGradArguments *a, int first, int end, int head) {
+    const CcaInput *in = &a->in;
+    InputRows rows = {.places = place_fragments(in, first, end)};
+    const RowPlace *place = rows.places.row;
+    load_fragment_rows(&rows.own, a->g, place, in->convolved, head);
+    load_fragment_rows(&rows.other, a->g, place, in->convolved, first_other(in, head));
+    load_fragment_rows(&rows.u, in->u, place, in->columns, head);
+    return rows;
+}
+
+INLINE void multiply_chunk(FragmentSums *sums, u32x4 x, u32x4 y, int step) {
+    uint32_t a[4] = {x.x, y.x, x.y, y.y}, b[4] = {x.z, y.z, x.w, y.w};
+    fragment_multiply(sums, a, b, step);
+}
+
+/* Sets sums to the gradients of the depthwise convolution, from g of the rows and of those after
+ * them. */
+INLINE void multiply_gradients(FragmentSums *sums, const CcaInputGradArguments *a, const InputRows *rows, int head) {
+    const FragmentPlaces *places = &rows->places;
+    const CcaInput *in = &a->in;
+    const bf16 GLOBAL *g = a->g + head * FRAGMENT_DIM;
+    FragmentRows next;
+    UNROLL for (int r = 0; r < 2; r++) UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) next.x[r][q] =
+        *(const u32x4 GLOBAL *)(g + offset_of(places->after[r].row, in->convolved) + fragment_channel(q));
+    UNROLL for (int j = 0; j < FRAGMENT_COLUMNS; j++) sums->x[j] = (f32x4)0;
+    UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) multiply_chunk(sums, rows->own.x[0][q], rows->own.x[1][q], q);
+    UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++)
+        multiply_chunk(sums, next.x[0][q] & places->follows[0], next.x[1][q] & places->follows[1], FRAGMENT_CHUNKS + q);
+}
+
+/* Returns the gradient through the qk-mean of chunk q of row r of a lane. Here and below `is_key`,
+ * whether the head is a key head, is a constant. */
+INLINE f32x8 fragment_mean_grad(const CcaInputGradArguments *a, const InputRows *rows, int head, int r, int q, const bool is_key) {
+    const CcaInput *in = &a->in;
+    f32x8 own = to_float8(rows->own.x[r][q]), other = to_float8(rows->other.x[r][q]);
+    if (!is_key) return own * 0.5f + other * (0.5f / (float)in->group);
+    const bf16 GLOBAL *g =
+        a->g + offset_of(rows->places.row[r].row, in->convolved) + fragment_channel(q) + first_other(in, head) * FRAGMENT_DIM;
+    for (int h = 1; h < in->group; h++) other += load_channels(g + h * FRAGMENT_DIM, CHUNK, true);
+    return (own + other) * 0.5f;
+}
+
+/* Returns `yes` if all bits of the mask are set, `no` if none is. */
+INLINE float choose(uint32_t mask, float yes, float no) {
+    return __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, yes) & mask) | (__builtin_bit_cast(uint32_t, no) & ~mask));
+}
+
+/* Returns chunk q of the row after row r of a lane, zeros unless it follows: the second row of
+ * lanes 0 to 3 follows the first row of lanes 28 to 31. */
+INLINE f32x8 following_chunk(const FragmentSums *sums, const FragmentPlaces *places, int q, int r) {
+    f32x8 first = fragment_chunk(sums, q, 0), second = fragment_chunk(sums, q, 1), following;
+    uint32_t sends_second = r > 0 || lane_id() < 4 ? ~0u : 0;
+    UNROLL for (int i = 0; i < CHUNK; i++) {
+        float next = shuffle_float(choose(sends_second, second[i], first[i]), (lane_id() + 4) % WAVE);
+        following[i] = choose(places->follows[r], next, 0);
+    }
+    return following;
+}
+
+/* Returns the sums over the eight lanes that share these channels, two for each lane: of the later
+ * tap's eight sums, then the earlier tap's, lanes 4 g to 4 g + 3 get the two from 2 g on. */
+INLINE f32x2 scatter_sums(f32x8 later, f32x8 earlier) {
+    float x[16];
+    UNROLL for (int i = 0; i < 8; i++) x[i] = later[i], x[8 + i] = earlier[i];
+    UNROLL for (int half = 8; half > 1; half /= 2) {
+        uint32_t upper = lane_id() & 2 * half ? ~0u : 0;
+        UNROLL for (int i = 0; i < half; i++) x[i] =
+            choose(upper, x[half + i], x[i]) + shuffle_xor(choose(upper, x[i], x[half + i]), 2 * half);
+    }
+    return (f32x2){x[0], x[1]};
+}
+
+/* Stores du of chunk q of both rows, and returns its terms of the sums over rows (scatter_sums). */
+INLINE f32x2 finish_gradients(
+    const CcaInputGradArguments *a, const FragmentSums *d_sums, const InputRows *rows, int head, const int q, const bool is_key) {
+    const FragmentPlaces *places = &rows->places;
+    const CcaInput *in = &a->in;
+    int column = head * FRAGMENT_DIM + fragment_channel(q);
+    f32x8 later = (f32x8)0, earlier = (f32x8)0;
+    TapWords taps = load_taps(in->depthwise + 2 * column, CHUNK, true);
+    UNROLL for (int r = 0; r < 2; r++) {
+        RowPlace row = places->row[r];
+        u32x4 before = load_chunk(placed_before(in, row, 1) + column, CHUNK, true); /* in the first-level cache, with u */
+        f32x8 d = fragment_chunk(d_sums, q, r), following = following_chunk(d_sums, places, q, r);
+        f32x8 du = fragment_mean_grad(a, rows, head, r, q, is_key) + later_taps(&taps) * d + earlier_taps(&taps) * following;
+        if (places->kept[r]) store_channels(a->du + offset_of(row.row, in->columns) + column, du, CHUNK, true);
+        later += d * to_float8(rows->u.x[r][q] & places->kept[r]);
+        earlier += d * to_float8(before & places->continues[r]);
+    }
+    return scatter_sums(later, earlier);
+}
+
+/* Adds the warps' sums of each channel in order and stores them. The memory of the weights holds
+ * them, by warps and taps. */
+INLINE void store_fragment_taps(const CcaInputGradArguments *a, const f32x2 sums[FRAGMENT_CHUNKS], int head) {
+    LOCAL float *shared = (LOCAL float *)fragment_weights;
+    int g = lane_id() / 4, tap = g / 4, channel = g % 4 * 2, c = thread_id();
+    barrier();
+    UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) *
+        (LOCAL f32x2 *)(shared + (wave_id() * 2 + tap) * FRAGMENT_DIM + fragment_channel(q) + channel) = sums[q];
+    barrier();
+    f32x2 total = (f32x2)0;
+    UNROLL for (int w = 0; w < FRAGMENT_WARPS; w++) total +=
+        (f32x2){shared[(w * 2 + 1) * FRAGMENT_DIM + c], shared[w * 2 * FRAGMENT_DIM + c]};
+    *(f32x2 GLOBAL *)(a->tap_sums + (block_x() * a->in.convolved + head * FRAGMENT_DIM + c) * 2) = total;
+}
+
+/* Runs cca_grad_input_fragments of a block: its warps take tiles in turn. */
+INLINE void input_grad_fragments(const CcaInputGradArguments *a, int head, const bool is_key) {
+    int block = block_x() * a->block_rows, end = block + a->block_rows < a->in.rows ? block + a->block_rows : a->in.rows;
+    f32x2 sums[FRAGMENT_CHUNKS];
+    UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) sums[q] = (f32x2)0;
+    load_transposed_fragments(&a->in, head);
+    barrier();
+    for (int first = block + wave_id() * FRAGMENT_KEPT; first < end; first += FRAGMENT_WARPS * FRAGMENT_KEPT) {
+        FragmentSums d;
+        InputRows rows = load_input_rows(a, first, end, head);
+        multiply_gradients(&d, a, &rows, head);
+        UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) sums[q] += finish_gradients(a, &d, &rows, head, q, is_key);
+    }
+    store_fragment_taps(a, sums, head);
+}
+
+KERNEL(cca_grad_input_fragments, CcaInputGradArguments) {
+    BLOCK_BOUNDS(FRAGMENT_THREADS, INPUT_BLOCKS);
+    CcaInputGradArguments own = a;
+    own.in.whole = true;
+    own.in.dim = FRAGMENT_DIM;
+    if (block_y() < own.in.heads) input_grad_fragments(&own, block_y(), false);
+    else input_grad_fragments(&own, block_y(), true);
+}
+#endif
+
 /* Computes what the pairs of row r, the first of a chunk, send back for their previous row: to the
  * depthwise convolution of that row (`d`), and through it to the halo. The convolution of row r
  * (`current`) reads the halo too. One block per chunk and head, one thread per channel. */
@@ -628,67 +765,69 @@ KERNEL(cca_grad_halo, CcaHaloGradArguments) {
     }
 }
 
+/* A wave's part of a block's sums, in MMAs: two waves share the columns, WEIGHT_SIDE each, and the
+ * others the head's outputs, WEIGHT_OUTPUTS each. */
+enum { WEIGHT_SIDE = 2, WEIGHT_OUTPUTS = CCA_MAX_DIM / MMA * 2 * WAVE / WEIGHT_THREADS };
+
+/* Tiles of g. NVIDIA copies into a second tile while the first is multiplied; AMD's registers hold
+ * the copies in flight. */
+enum { WEIGHT_BUFFERS = WAVE == 64 ? 1 : 2, WEIGHT_TILE = WEIGHT_STEP * CCA_MAX_DIM };
+
+/* Adds the products of a tile's rows to a wave's sums. */
+INLINE void multiply_rows(
+    Accumulator sums[WEIGHT_OUTPUTS][WEIGHT_SIDE], LOCAL const bf16 *gradients, LOCAL const bf16 *pairs, int row, int column) {
+    _Pragma("clang loop unroll(disable)") for (int k = 0; k < WEIGHT_STEP; k += MMA) {
+        Operand right[WEIGHT_SIDE];
+        UNROLL for (int n = 0; n < WEIGHT_SIDE; n++)
+            operand_load_transposed_from(&right[n], pairs + k * WEIGHT_COLUMNS, column, WEIGHT_COLUMNS, 0, n * MMA);
+        UNROLL for (int m = 0; m < WEIGHT_OUTPUTS; m++) {
+            Operand left;
+            operand_load_transposed_from(&left, gradients + k * CCA_MAX_DIM, row, CCA_MAX_DIM, 0, m * MMA);
+            UNROLL for (int n = 0; n < WEIGHT_SIDE; n++) mma(&sums[m][n], &left, &right[n]);
+        }
+    }
+}
+
 /* Runs cca_grad_weight of a block: all rows and WEIGHT_COLUMNS columns of the head's gradient, a
- * quarter per wave. */
+ * part per wave. Loads of the next step start while this one is computed. */
 INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, LOCAL bf16 *pairs) {
-    enum { SIDE = 2, CHANNELS = WEIGHT_COLUMNS / 2, CHUNKS = WEIGHT_STEP * CHANNELS / CHUNK / CCA_THREADS };
+    enum { CHANNELS = WEIGHT_COLUMNS / 2, PAIR_ROWS = WEIGHT_THREADS / (CHANNELS / CHUNK), CHUNKS = WEIGHT_STEP / PAIR_ROWS };
     const CcaInput *in = &a->in;
-    int head = block_y() / a->parts, offset = block_y() % a->parts * CHANNELS, row = wave_id() / 2 * SIDE * MMA,
-        column = wave_id() % 2 * SIDE * MMA;
-    int64_t first = (int64_t)block_x() * WEIGHT_ROWS(WAVE),
-            end = first + WEIGHT_ROWS(WAVE) < in->rows ? first + WEIGHT_ROWS(WAVE) : in->rows;
-    Accumulator sums[SIDE][SIDE];
-    UNROLL for (int m = 0; m < SIDE; m++) UNROLL for (int n = 0; n < SIDE; n++) accumulator_clear(&sums[m][n]);
-#if defined __AMDGCN__
-    /* Loads of the next step start while this one is computed. */
+    int head = block_y() / a->parts, offset = block_y() % a->parts * CHANNELS, row = wave_id() / 2 * WEIGHT_OUTPUTS * MMA,
+        column = wave_id() % 2 * WEIGHT_SIDE * MMA;
+    int64_t first = (int64_t)block_x() * a->block_rows, end = first + a->block_rows < in->rows ? first + a->block_rows : in->rows;
+    Accumulator sums[WEIGHT_OUTPUTS][WEIGHT_SIDE];
+    UNROLL for (int m = 0; m < WEIGHT_OUTPUTS; m++) UNROLL for (int n = 0; n < WEIGHT_SIDE; n++) accumulator_clear(&sums[m][n]);
     int at = thread_id() % (CHANNELS / CHUNK) * CHUNK, channels = in->dim - offset - at, row_of_pairs = thread_id() / (CHANNELS / CHUNK);
-    enum { PAIR_ROWS = CCA_THREADS / (CHANNELS / CHUNK) };
     PairWeights weights = load_pair_weights(in, head * in->dim + offset + at, channels);
     PairChunk chunks[CHUNKS];
     Source source = {a->g + first * in->convolved + head * in->dim, in->convolved, (int)(end - first), in->dim};
     Stage stage;
-    stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source);
+    LOCAL bf16 *next = gradients + (WEIGHT_BUFFERS - 1) * WEIGHT_TILE;
+    stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, WEIGHT_THREADS, &source);
     UNROLL for (int i = 0; i < CHUNKS; i++) chunks[i] =
         load_pair_chunk(in, (int)first + row_of_pairs + i * PAIR_ROWS, head * in->dim + offset + at, channels);
-#endif
     for (; first < end; first += WEIGHT_STEP) {
-#if defined __AMDGCN__
-        stage_end(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source, 0);
+        stage_end(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, WEIGHT_THREADS, &source, 0);
+        if (WAVE == 32) weights = load_pair_weights(in, head * in->dim + offset + at, channels); /* too few registers to keep them */
         UNROLL for (int i = 0; i < CHUNKS; i++) {
             int pair = row_of_pairs + i * PAIR_ROWS;
             store_loaded_pairs(pairs, WEIGHT_COLUMNS, pair, at, in, first + pair < in->rows, &chunks[i], &weights);
         }
         source.from += WEIGHT_STEP * in->convolved;
         source.rows -= WEIGHT_STEP;
-        stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source);
+        stage_begin(&stage, next, CCA_MAX_DIM, WEIGHT_STEP, WEIGHT_THREADS, &source);
         UNROLL for (int i = 0; i < CHUNKS; i++) chunks[i] =
             load_pair_chunk(in, (int)first + WEIGHT_STEP + row_of_pairs + i * PAIR_ROWS, head * in->dim + offset + at, channels);
-#else
-        Source source = {a->g + first * in->convolved + head * in->dim, in->convolved, (int)(end - first), in->dim};
-        Stage stage;
-        stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source);
-        UNROLL for (int i = 0; i < CHUNKS; i++) {
-            int at = thread_id() + i * CCA_THREADS, channel = at % (CHANNELS / CHUNK) * CHUNK, left = in->dim - offset - channel;
-            int64_t r = first + at / (CHANNELS / CHUNK);
-            store_pairs(pairs, WEIGHT_COLUMNS, at / (CHANNELS / CHUNK), channel, in, r, head * in->dim + offset + channel, left);
-        }
-        stage_end(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source, 0);
-#endif
         barrier();
-        _Pragma("clang loop unroll(disable)") for (int k = 0; k < WEIGHT_STEP; k += MMA) {
-            Operand right[SIDE];
-            UNROLL for (int n = 0; n < SIDE; n++)
-                operand_load_transposed_from(&right[n], pairs + k * WEIGHT_COLUMNS, column, WEIGHT_COLUMNS, 0, n * MMA);
-            UNROLL for (int m = 0; m < SIDE; m++) {
-                Operand left;
-                operand_load_transposed_from(&left, gradients + k * CCA_MAX_DIM, row, CCA_MAX_DIM, 0, m * MMA);
-                UNROLL for (int n = 0; n < SIDE; n++) mma(&sums[m][n], &left, &right[n]);
-            }
-        }
+        multiply_rows(sums, gradients, pairs, row, column);
         barrier();
+        LOCAL bf16 *spent = gradients;
+        gradients = next;
+        next = spent;
     }
     float GLOBAL *to = a->sums + (block_x() * in->convolved + head * in->dim) * 2 * in->dim;
-    UNROLL for (int m = 0; m < SIDE; m++) UNROLL for (int n = 0; n < SIDE; n++) UNROLL for (int r = 0; r < LANE_ROWS; r++)
+    UNROLL for (int m = 0; m < WEIGHT_OUTPUTS; m++) UNROLL for (int n = 0; n < WEIGHT_SIDE; n++) UNROLL for (int r = 0; r < LANE_ROWS; r++)
         UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         int out = row + m * MMA + accumulator_row(r), pair = 2 * offset + column + n * MMA + accumulator_column(c);
         if (out < in->dim && pair < 2 * in->dim) to[out * 2 * in->dim + pair] = accumulator_get(&sums[m][n], r, c);
@@ -697,7 +836,8 @@ INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, 
 
 #define CCA_GRAD_WEIGHT(name, in_chunks)                                                                                                   \
     KERNEL(name, CcaWeightGradArguments) {                                                                                                 \
-        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 gradients[WEIGHT_STEP * CCA_MAX_DIM];                                    \
+        BLOCK_BOUNDS(WEIGHT_THREADS, 2);                                                                                                   \
+        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 gradients[WEIGHT_BUFFERS * WEIGHT_TILE];                                \
         static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 pairs[WEIGHT_STEP * WEIGHT_COLUMNS];                                     \
         CcaWeightGradArguments own = a;                                                                                                    \
         own.in.whole = in_chunks;                                                                                                          \
@@ -712,6 +852,7 @@ LAUNCHERS(cca_grad_norm, CcaNormGradArguments, cca_grad_norm_64, cca_grad_norm_1
 LAUNCHER(cca_grad_bias, CcaBiasGradArguments)
 LAUNCHER(cca_grad_halo, CcaHaloGradArguments)
 LAUNCHERS(cca_grad_input, CcaInputGradArguments, cca_grad_input_64, cca_grad_input_128, cca_grad_input_any)
+LAUNCHER(cca_grad_input_fragments, CcaInputGradArguments)
 LAUNCHERS(cca_grad_weight, CcaWeightGradArguments, cca_grad_weight_any, cca_grad_weight_128)
 
 /* The workspace, as byte offsets: g [rows, convolved] in bf16, then the sums of each kernel. */
@@ -721,11 +862,38 @@ typedef struct GradGpuLayout {
 
 static int64_t align_workspace(int64_t bytes) { return divide_up(bytes, 256) * 256; }
 
-static GradGpuLayout cca_grad_gpu_layout(CcaShape s, int64_t halo_rows, int64_t tile_rows, int wave) {
+/* Rows of a block of cca_grad_input and of cca_grad_weight. */
+typedef struct GradRows { int64_t input, weight; } GradRows;
+
+/* The fewest rows of any form of the kernels on any GPU. */
+static const GradRows least_grad_rows = {INPUT_TILES(64) * (CCA_TILE / CCA_MAX_DIM - 1), 640};
+
+/* Returns the rows of a block if `heads` tasks per row share `most` blocks that run at once: whole
+ * tiles of `tile` rows, and at least `least` rows. */
+static int64_t rows_of_concurrent_blocks(int64_t rows, int64_t tile, int64_t tasks, int64_t most, int64_t least) {
+    int64_t across = most > tasks ? most / tasks : 1, tiles = divide_up(divide_up(rows, tile), across), fewest = divide_up(least, tile);
+    return tile * (tiles > fewest ? tiles : fewest);
+}
+
+/* On AMD, 16,384 rows of 10 heads of 128 channels give 590 blocks of cca_grad_input, two per
+ * compute unit of an MI300X, and 480 of cca_grad_weight. */
+static GradRows cca_grad_rows(const Device *device, const CcaInput *in) {
+    const DeviceInfo *info = device_info(device);
+    int64_t heads = in->heads + in->kv_heads, parts = divide_up(2 * in->dim, WEIGHT_COLUMNS);
+    GradRows rows = {INPUT_TILES(info->wave) * (cca_tile_rows(in) - 1), 704};
+    if (info->wave == 64) return rows;
+    rows.weight = rows_of_concurrent_blocks(in->rows, WEIGHT_STEP, heads * parts, 2 * info->processors, least_grad_rows.weight);
+    if (!cca_in_fragments(device, in)) return rows;
+    const int64_t round = FRAGMENT_WARPS * (FRAGMENT_ROWS - 1);
+    rows.input = rows_of_concurrent_blocks(in->rows, round, heads, INPUT_BLOCKS * info->processors, least_grad_rows.input);
+    return rows;
+}
+
+static GradGpuLayout cca_grad_gpu_layout(CcaShape s, int64_t halo_rows, GradRows rows) {
     const int64_t wide = sizeof(float);
-    GradGpuLayout l = {.norm_blocks = divide_up(s.rows, NORM_ROWS(wave)),
-        .input_chunks = divide_up(s.rows, INPUT_TILES(wave) * (tile_rows - 1)),
-        .weight_chunks = divide_up(s.rows, WEIGHT_ROWS(wave)),
+    GradGpuLayout l = {.norm_blocks = divide_up(s.rows, NORM_ROWS),
+        .input_chunks = divide_up(s.rows, rows.input),
+        .weight_chunks = divide_up(s.rows, rows.weight),
         .bias = align_workspace(s.rows * s.convolved * (int64_t)sizeof(bf16))};
     l.tap_sums = l.input_chunks + halo_rows / HALO_ROWS;
     l.temperature = l.bias + align_workspace(l.norm_blocks * s.convolved * wide);
@@ -735,11 +903,21 @@ static GradGpuLayout cca_grad_gpu_layout(CcaShape s, int64_t halo_rows, int64_t 
     return l;
 }
 
-/* Returns enough for every form of the kernels and every GPU: tiles of the fewest rows give the
- * most chunks, with the blocks of AMD. */
+static void launch_input_gradient(Device *device, const CcaInputGradArguments *arguments, int64_t chunks) {
+    const CcaInput *in = &arguments->in;
+    LaunchShape shape = {.x = chunks, .y = in->heads + in->kv_heads, .threads = CCA_WAVES * device_info(device)->wave};
+    if (cca_in_fragments(device, in)) {
+        shape.shared = FRAGMENT_WEIGHTS;
+        launch_cca_grad_input_fragments(device, shape, arguments);
+    } else {
+        launch_cca_grad_input(device, cca_form(in), shape, arguments);
+    }
+}
+
+/* Returns enough for every form of the kernels and every GPU. */
 static int64_t cca_grad_gpu_workspace(const Graph *graph, const Node *node) {
     int64_t halo_rows = node->in[CCA_HALO] ? graph_rows(graph, node->in[CCA_HALO]) : 0;
-    return cca_grad_gpu_layout(cca_node_shape(graph, node), halo_rows, CCA_TILE / CCA_MAX_DIM, 64).bytes;
+    return cca_grad_gpu_layout(cca_node_shape(graph, node), halo_rows, least_grad_rows).bytes;
 }
 
 /* Adds the sums over chunks to the gradients of both weights. */
@@ -754,8 +932,8 @@ static void add_sums(const OpCall *call, const CcaInput *in, const GradGpuLayout
 GPU_OP(cca_grad, cca_grad_gpu_workspace) {
     Device *device = call->device;
     CcaInput in = cca_input(call);
-    int wave = device_info(device)->wave, threads = CCA_WAVES * wave;
-    GradGpuLayout l = cca_grad_gpu_layout(cca_shape(call->attributes, in.rows), call->in_shape[CCA_HALO][0], cca_tile_rows(&in), wave);
+    GradRows rows = cca_grad_rows(device, &in);
+    GradGpuLayout l = cca_grad_gpu_layout(cca_shape(call->attributes, in.rows), call->in_shape[CCA_HALO][0], rows);
     int64_t heads = in.heads + in.kv_heads;
     char *at = call->workspace;
     bf16 *g = call->workspace;
@@ -782,19 +960,23 @@ GPU_OP(cca_grad, cca_grad_gpu_workspace) {
         .heads = in.heads,
         .kv_heads = in.kv_heads,
         .dim = in.dim};
-    CcaInputGradArguments input = {.in = in, .g = g, .du = call->out[CCA_GRAD_D_U], .tap_sums = (float *)(at + l.taps)};
+    CcaInputGradArguments input = {
+        .in = in, .g = g, .du = call->out[CCA_GRAD_D_U], .tap_sums = (float *)(at + l.taps), .block_rows = (int32_t)rows.input};
     CcaHaloGradArguments halo = {.in = in,
         .g = g,
         .dy = call->in[CCA_GRAD_D_QKV],
         .d_halo = call->out[CCA_GRAD_D_HALO],
         .tap_sums = input.tap_sums + l.input_chunks * in.convolved * 2};
-    CcaWeightGradArguments weight = {
-        .in = in, .g = g, .sums = (float *)(at + l.weight), .parts = (int32_t)divide_up(2 * in.dim, WEIGHT_COLUMNS)};
-    LaunchShape weight_shape = {.x = l.weight_chunks, .y = heads * weight.parts, .threads = threads};
+    CcaWeightGradArguments weight = {.in = in,
+        .g = g,
+        .sums = (float *)(at + l.weight),
+        .block_rows = (int32_t)rows.weight,
+        .parts = (int32_t)divide_up(2 * in.dim, WEIGHT_COLUMNS)};
+    LaunchShape weight_shape = {.x = l.weight_chunks, .y = heads * weight.parts, .threads = WEIGHT_THREADS};
     launch_cca_grad_norm(device, cca_form(&in), (LaunchShape){.x = l.norm_blocks, .y = heads + 1, .threads = NORM_THREADS}, &norm);
     if (call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT])
-        launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = BIAS_PARTS(wave) * CCA_MAX_DIM}, &bias);
-    launch_cca_grad_input(device, cca_form(&in), (LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}, &input);
+        launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = BIAS_PARTS * CCA_MAX_DIM}, &bias);
+    launch_input_gradient(device, &input, l.input_chunks);
     if (halo.d_halo) launch_cca_grad_halo(device, (LaunchShape){.x = in.rows / in.chunk, .y = heads + 1, .threads = CCA_MAX_DIM}, &halo);
     if (!call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) return; /* all parameters are frozen */
     launch_cca_grad_weight(device, in.whole, weight_shape, &weight);
