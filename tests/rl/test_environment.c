@@ -124,13 +124,8 @@ static void a_killed_environment_is_named_and_nothing_is_lost(void **state) {
 static void a_killed_run_continues_with_the_same_bits(void **state) {
     (void)state;
     static const char *const marks[] = {"killed/rollouts/3.jsonl", "killed/checkpoints/step-00000004/manifest.json"};
-    for (int kill_at = 0; kill_at < 2; kill_at++) {
-        Process process = smelt_start(BRIEF "run=killed rl.environment=program:./late-game rl.reward_in_flight=4");
-        WAIT_UNTIL(file_exists(marks[kill_at]), "no %s", marks[kill_at]);
-        kill(process.id, SIGKILL);
-        ProcessResult result = process_finish(&process);
-        process_free(&result);
-    }
+    for (int kill_at = 0; kill_at < 2; kill_at++)
+        smelt_kill_at(BRIEF "run=killed rl.environment=program:./late-game rl.reward_in_flight=4", marks[kill_at]);
     smelt_good(BRIEF "run=killed rl.environment=program:./late-game rl.reward_in_flight=4");
     assert_true(same_checkpoint("killed", "prompt", 8));
 }

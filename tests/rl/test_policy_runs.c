@@ -1,66 +1,9 @@
 /* Tests of runs of reinforcement learning: models that learn from rewards alone, the same bits after a stop, a kill and over
  * ranks, every loss and option, what is written, and what is refused. The losses themselves are proved by
  * tests/ops/test_policy.c and tests/golden/policy.py. */
-#include "base/file.h"
-#include "support/ranks_run.h"
+#include "policy_toys.h"
 
-/* Words of three to five letters. The pretrained model has seen them copied in 7 of 10 cases and reversed in 3, so it knows
- * both and reverses with this probability. */
-static void write_words(const char *name, int count, uint64_t seed, bool completed) {
-    FILE *file = fopen(name, "w");
-    assert_non_null(file);
-    for (int i = 0; i < count; i++) {
-        char word[8] = "", reversed[8] = "";
-        RngBits bits = rng_bits(seed, 1, (uint64_t)i);
-        int length = 3 + (int)(bits.word[0] % 3);
-        for (int c = 0; c < length; c++) word[c] = reversed[length - 1 - c] = (char)('a' + (bits.word[1] >> 3 * c) % 8);
-        bool copies = completed && bits.word[2] % 10 < 7;
-        fprintf(file, "{\"prompt\": \"%s=\", \"%s\": \"%s\"}\n", word, completed ? "completion" : "answer", copies ? word : reversed);
-    }
-    assert_int_equal(fclose(file), 0);
-}
-
-/* Sums of two digits; the pretrained model has seen the right one in 3 of 10 cases. */
-static void write_sums(const char *name, int count, uint64_t seed, bool completed) {
-    FILE *file = fopen(name, "w");
-    assert_non_null(file);
-    for (int i = 0; i < count; i++) {
-        RngBits bits = rng_bits(seed, 2, (uint64_t)i);
-        int a = (int)(bits.word[0] % 7), b = (int)(bits.word[1] % 7), wrong = completed && bits.word[2] % 10 < 7;
-        fprintf(file, "{\"prompt\": \"%d+%d=\", \"%s\": \"%d\"}\n", a, b, completed ? "completion" : "answer",
-            wrong ? (int)(bits.word[3] % 13) : a + b);
-    }
-    assert_int_equal(fclose(file), 0);
-}
-
-#define PRETRAIN                                                                                                                           \
-    "train model.layers=2 model.width=64 model.heads=4 model.kv_heads=4 model.ffn=192 data.packing=best_fit data.length=64 "               \
-    "batch.sequences=16 batch.tokens=1024 steps=800 optimizer.lr=3e-3 schedule.warmup=20 threads=2 precision=bf16 checkpoint.every=800 "     \
-    "tensorboard=false eval.sample_tokens=0 "
-#define POLICY                                                                                                                             \
-    "train data.length=64 batch.sequences=16 rl.tokens=8 rl.prompts=16 rl.samples=8 precision=bf16 threads=2 schedule.warmup=0 "             \
-    "optimizer.weight_decay=0 tensorboard=false "
-#define REVERSE POLICY "init=words data.train=prompts.jsonl data.valid=valid.jsonl rl.reward=exact rl.loss=grpo "
-
-static int setup(void **state) {
-    if (enter_folder(state) != 0) return -1;
-    write_words("words.jsonl", 10000, 1, true);
-    write_words("prompts.jsonl", 1000, 2, false);
-    write_words("valid.jsonl", 64, 3, false);
-    smelt_good(PRETRAIN "run=words data.train=words.jsonl");
-    return 0;
-}
-
-/* On a CPU, tokens are drawn with the log-probabilities that training computes. */
-static void assert_no_mismatch(const char *run) {
-    json_auto_t *steps = records(run, "step");
-    for (size_t i = 0; i < json_array_size(steps); i++) {
-        assert_true(number(json_array_get(steps, i), "mismatch_kl") == 0);
-        assert_true(number(json_array_get(steps, i), "mismatch_share") == 0);
-    }
-}
-
-static double reward_of(const char *run, const char *kind, int at) { return recorded(run, kind, at, "reward"); }
+#define REVERSE POLICY WORDS_FILES "rl.loss=grpo "
 
 /* -- Learning ------------------------------------------------------------------------------------------------------ */
 
@@ -79,17 +22,11 @@ static void a_model_learns_to_reverse_words(void **state) {
 
 static void a_model_learns_sums(void **state) {
     (void)state;
-    write_sums("sums.jsonl", 10000, 1, true);
-    write_sums("tasks.jsonl", 1000, 2, false);
-    write_sums("checks.jsonl", 64, 3, false);
-    smelt_good(PRETRAIN "run=sums data.train=sums.jsonl");
+    setup_sums();
     for (int seed = 1; seed <= 3; seed++) {
         char run[16], words[512];
         snprintf(run, sizeof run, "sums-%d", seed);
-        snprintf(words, sizeof words,
-            POLICY "init=sums data.train=tasks.jsonl data.valid=checks.jsonl rl.reward=last_number rl.loss=grpo run=%s seed=%d steps=60 "
-                   "optimizer.lr=5e-4 eval.every=60",
-            run, seed);
+        snprintf(words, sizeof words, POLICY SUMS_FILES "rl.loss=grpo run=%s seed=%d steps=60 optimizer.lr=5e-4 eval.every=60", run, seed);
         smelt_good(words);
         assert_true(reward_of(run, "step", 0) < 0.5);
         assert_true(reward_of(run, "evaluation", -1) > 0.8);
@@ -128,15 +65,9 @@ static void updates_within_the_backward_pass_have_the_same_bits(void **state) {
 static void a_killed_run_continues_with_the_same_bits(void **state) {
     (void)state;
     smelt_good(SHORT "run=unkilled steps=24");
-    for (int kill_at = 0; kill_at < 3; kill_at++) {
-        static const char *const marks[] = {
-            "killed/checkpoints/step-00000004/manifest.json", "killed/rollouts/13.jsonl", "killed/checkpoints/step-00000020/manifest.json"};
-        Process process = smelt_start(SHORT "run=killed steps=24");
-        WAIT_UNTIL(file_exists(marks[kill_at]), "no %s", marks[kill_at]);
-        kill(process.id, SIGKILL);
-        ProcessResult result = process_finish(&process);
-        process_free(&result);
-    }
+    static const char *const marks[] = {
+        "killed/checkpoints/step-00000004/manifest.json", "killed/rollouts/13.jsonl", "killed/checkpoints/step-00000020/manifest.json"};
+    for (int kill_at = 0; kill_at < 3; kill_at++) smelt_kill_at(SHORT "run=killed steps=24", marks[kill_at]);
     smelt_good(SHORT "run=killed steps=24");
     assert_true(same_checkpoint("killed", "unkilled", 24));
 }
@@ -299,5 +230,5 @@ int main(void) {
         cmocka_unit_test(rewards_that_never_vary_are_named),
     };
     train_main();
-    return cmocka_run_group_tests(tests, setup, leave_folder);
+    return cmocka_run_group_tests(tests, setup_words, leave_folder);
 }

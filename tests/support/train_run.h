@@ -82,6 +82,15 @@ static inline ProcessResult smelt(const char *words) {
     return process_finish(&process);
 }
 
+/* Runs smelt until the file `mark` exists, and kills it. */
+static inline void smelt_kill_at(const char *words, const char *mark) {
+    Process process = smelt_start(words);
+    WAIT_UNTIL(file_exists(mark), "no %s", mark);
+    kill(process.id, SIGKILL);
+    ProcessResult result = process_finish(&process);
+    process_free(&result);
+}
+
 /* Runs smelt and demands the exit code 0. */
 static inline void smelt_good(const char *words) {
     ProcessResult result = smelt(words);
