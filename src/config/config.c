@@ -359,7 +359,7 @@ static const Option rows[] = {
         "preference.loss=dpo: assumed fraction of wrong preferences (cDPO)"},
 
     {"rl.loss", OPTION_CHOICE, FIELD(model.policy.loss), "none", 0, 0,
-        "none|grpo|dr_grpo|dapo|gspo|cispo|rloo|reinforce_pp|maxrl|dppo|distill", "",
+        "none|grpo|dr_grpo|dapo|gspo|cispo|rloo|reinforce_pp|maxrl|dppo|distill|ppo", "",
         "reinforcement learning of init=MODEL on the prompts of data.train, with this loss; distill: towards rl.reference"},
     REWARD_OPTIONS(CHANGES, FREE) STRING_OPTION(rl.environment, "", "",
         "program:COMMAND, python:FILE.py or http://HOST/PATH that answers each turn of a sample, or ends it with a reward (docs/rl.md)",
@@ -396,6 +396,16 @@ static const Option rows[] = {
         "weight of the entropy, estimated by the drawn tokens, that the loss adds to the objective", CHANGES},
     {"rl.penalty", OPTION_REAL, FIELD(model.policy.penalty), "1e-3", 0, 1e6, NULL, "",
         "rl.loss=dppo: weight of the squared logarithm of the ratio", CHANGES},
+    {"rl.vf_coef", OPTION_REAL, FIELD(model.policy.value_coefficient), "0.1", 0, 1e6, NULL, "", "rl.loss=ppo: weight of the loss of values",
+        CHANGES},
+    {"rl.cliprange_value", OPTION_REAL, FIELD(model.policy.value_clip), "0.2", 0, 1e6, NULL, "",
+        "rl.loss=ppo: how far a value may move in the updates of a rollout; 0: no bound", CHANGES},
+    {"rl.gamma", OPTION_REAL, FIELD(rl.gamma), "1", 0, 1, NULL, "", "rl.loss=ppo: discount of rewards per token", CHANGES},
+    {"rl.lam", OPTION_REAL, FIELD(rl.lambda), "0.95", 0, 1, NULL, "",
+        "rl.loss=ppo: lambda of the advantages; 1: returns minus values, 0: errors of single tokens", CHANGES},
+    BOOL_OPTION(rl.whiten, "true", "rl.loss=ppo: scale the advantages of a rollout's tokens to mean 0 and deviation 1", CHANGES),
+    {"rl.value_lr", OPTION_REAL, FIELD(optimizer.value_lr), "0", 0, 10, NULL, "",
+        "rl.loss=ppo: peak learning rate of the value head; 0: optimizer.lr", CHANGES},
 
     INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks",
         "data parallelism: groups of ranks that split the batch; 0: derived from the number of ranks", CHANGES),
@@ -708,7 +718,7 @@ static bool check_policy(const Config *config, Error *error) {
     if (rule->advantage == ADVANTAGE_TEACHER && !rl->reference[0])
         return error_set(error, ERROR_USAGE, "rl.loss=distill needs a teacher: set rl.reference=MODEL");
     int64_t compared = rule->advantage == ADVANTAGE_OF_BATCH ? rl->prompts * rl->samples : rl->samples;
-    if (rule->advantage != ADVANTAGE_TEACHER && compared < 2)
+    if (policy_compares(&config->model.policy) && compared < 2)
         return error_set(error, ERROR_USAGE, "rl.loss=%s compares the samples of a prompt: set rl.samples to at least 2", rule->name);
     if (config->steps % rl->updates || config->stop_at % rl->updates || config->checkpoint.every % rl->updates ||
         config->eval.every % rl->updates)
@@ -750,6 +760,7 @@ static bool check_policy(const Config *config, Error *error) {
 bool config_check_started(Config *config, int64_t started, Error *error) {
     settle_steps(config);
     if (config->model.policy.loss) config->batch.tokens = config->batch.sequences * config->data.length;
+    config->model.policy.values = policy_has_values(&config->model.policy);
     if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
     if (config->model.context == 0) config->model.context = config->data.length;

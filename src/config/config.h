@@ -47,6 +47,8 @@ typedef struct PolicyConfig {
     int loss;         /* 1 + index into policy_rules; 0: none */
     double low, high; /* bounds of the ratio; -1: the rule's */
     double dual, kl, entropy, penalty;
+    bool values; /* the model has a value head; set by config_check */
+    double value_clip, value_coefficient;
 } PolicyConfig;
 
 typedef struct ModelConfig {
@@ -160,7 +162,7 @@ typedef struct FlowConfig { double mean, deviation, shift, guidance, caption_dro
 
 typedef struct OptimizerConfig {
     int name; /* index into optimizer_rules (config/optimizer_rule.h) */
-    double lr, beta1, beta2, epsilon, weight_decay, clip, momentum, balance_lr;
+    double lr, beta1, beta2, epsilon, weight_decay, clip, momentum, balance_lr, value_lr;
     int64_t newton_schulz_steps;
     bool decay_vectors, in_backward;
 } OptimizerConfig;
@@ -174,9 +176,10 @@ typedef struct RlConfig {
     const char *reward, *reference, *environment;
     int64_t prompts, samples, updates, tokens, turns, slots, refill, overlong;
     double temperature, reward_seconds, code_seconds;
+    double gamma, lambda; /* of advantages by values */
     int64_t reward_copies, reward_in_flight, reward_attempts, code_memory;
     int kl, reward_errors; /* RlKl, RlRewardErrors */
-    bool mask_truncated, record;
+    bool mask_truncated, record, whiten;
 } RlConfig;
 
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;

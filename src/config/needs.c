@@ -63,6 +63,8 @@ CONDITION(has_batches, !config->model.policy.loss)
 CONDITION(has_dual, policy_has(config, POLICY_CLIP))
 CONDITION(has_penalty, policy_has(config, POLICY_DIFFERENCE))
 CONDITION(follows_rewards, config->model.policy.loss &&policy_rule(&config->model.policy)->advantage != ADVANTAGE_TEACHER)
+CONDITION(compares_samples, policy_compares(&config->model.policy))
+CONDITION(has_values, policy_has_values(&config->model.policy))
 CONDITION(has_kl, config->model.policy.loss && config->model.policy.kl > 0)
 CONDITION(has_reference,
     has_kl(config, facts) || (config->model.policy.loss && policy_rule(&config->model.policy)->advantage == ADVANTAGE_TEACHER))
@@ -319,7 +321,7 @@ static const Need rows[] = {
     {"rl.tokens", "rl.loss", has_policy, REFUSE},
     {"rl.slots", "rl.loss", has_policy, REFUSE},
     {"rl.temperature", "rl.loss", has_policy, REFUSE},
-    {"rl.refill", "a loss of rl.loss that follows rewards", follows_rewards, REFUSE},
+    {"rl.refill", "a loss of rl.loss that compares the samples of a prompt", compares_samples, REFUSE},
     {"rl.overlong", "a loss of rl.loss that follows rewards", follows_rewards, REFUSE},
     {"rl.mask_truncated", "rl.loss", has_policy, REFUSE},
     {"rl.clip_low", "rl.loss", has_policy, REFUSE},
@@ -328,6 +330,12 @@ static const Need rows[] = {
     {"rl.entropy", "rl.loss", has_policy, REFUSE},
     {"rl.clip_dual", "a loss of rl.loss that clips ratios", has_dual, REFUSE},
     {"rl.penalty", "rl.loss=dppo", has_penalty, REFUSE},
+    {"rl.vf_coef", "rl.loss=ppo", has_values, REFUSE},
+    {"rl.cliprange_value", "rl.loss=ppo", has_values, REFUSE},
+    {"rl.gamma", "rl.loss=ppo", has_values, REFUSE},
+    {"rl.lam", "rl.loss=ppo", has_values, REFUSE},
+    {"rl.whiten", "rl.loss=ppo", has_values, REFUSE},
+    {"rl.value_lr", "rl.loss=ppo", has_values, REFUSE},
     {"rl.kl", "rl.kl_coef", has_kl, REFUSE},
     {"rl.reference", "rl.kl_coef or rl.loss=distill", has_reference, REFUSE},
 

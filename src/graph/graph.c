@@ -136,7 +136,7 @@ TensorId graph_cut_parameter(Graph *graph, const char *name, ParameterKind kind,
     int64_t shape[TENSOR_MAX_RANK];
     for (int i = 0; i < TENSOR_MAX_RANK; i++) shape[i] = i < rank ? whole[i] : 1;
     cut_shape(graph->mesh, cut, shape);
-    bool compute = kind == PARAMETER_MATRIX || kind == PARAMETER_EMBEDDING || kind == PARAMETER_CONVOLUTION;
+    bool compute = kind == PARAMETER_MATRIX || kind == PARAMETER_EMBEDDING || kind == PARAMETER_CONVOLUTION || kind == PARAMETER_VALUE_HEAD;
     int64_t offset = graph->parameter_bytes, alignment = precision_alignment(graph->precision), count = 1;
     if (!fused) offset = (offset + alignment - 1) / alignment * alignment;
     for (int i = 0; i < rank; i++) count *= shape[i];

@@ -184,6 +184,16 @@ TensorId builder_head(Builder *b, const char *name, TensorId embedding) {
     return embedding ? embedding : declare_table(b, name, true);
 }
 
+/* Values begin at 0, so that the first advantages are returns. */
+TensorId builder_value_head(Builder *b, TensorId x) {
+    const int64_t shape[] = {1, graph_columns(b->graph, x)};
+    bool frozen = b->graph->frozen;
+    b->graph->frozen = false;
+    TensorId weight = declare_weight(b, "value_head", ".weight", PARAMETER_VALUE_HEAD, 2, shape, NULL, 0, 0, false);
+    b->graph->frozen = frozen;
+    return builder_gather(b, op_linear(b->graph, x, weight, TENSOR_NONE, true));
+}
+
 /* -- Operations ---------------------------------------------------------------------------------------------------- */
 
 /* With a loss, ranks divide the rows of the residual stream. */

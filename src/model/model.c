@@ -88,6 +88,10 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     Graph *graph = model->graph;
     if (!trunk.normed) return; /* a stage before the last one */
     double divisor = b->config->logit_divisor;
+    if (loss && b->config->policy.values) {
+        model->policy.values = builder_value_head(b, trunk.normed);
+        graph->tensors[model->policy.values].keep = true;
+    }
     if (divisor != 1) trunk.normed = op_scale(graph, trunk.normed, 1 / divisor);
     if (loss && model->rewards) {
         model->answers = op_preference(graph, builder_gather(b, trunk.normed), trunk.head, &model->preference, &b->config->preference,

@@ -34,7 +34,7 @@ static inline uint32_t optim_round(uint32_t bits, uint32_t noise) {
  * (NAME.c). g is multiplied by `scale`, and p by `keep` (decay). */
 typedef struct ElementRates { double scale, beta1, beta2, step_size, inverse_root_bias2, epsilon, keep; } ElementRates;
 
-typedef enum RateGroup { RATES_BALANCE_BIAS, RATES_PLAIN, RATES_DECAYED, RATES_COUNT } RateGroup;
+typedef enum RateGroup { RATES_BALANCE_BIAS, RATES_PLAIN, RATES_DECAYED, RATES_VALUE_HEAD, RATES_COUNT } RateGroup;
 
 /* Kernels index arrays, so a chunk counts elements, not bytes. All arenas of a chunk have the state
  * dtype of its segment. */

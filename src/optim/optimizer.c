@@ -96,6 +96,7 @@ static RateGroup rate_group(const OptimizerConfig *config, ParameterKind kind) {
     case PARAMETER_EMBEDDING:
     case PARAMETER_CONVOLUTION: return RATES_DECAYED;
     case PARAMETER_BALANCE_BIAS: return RATES_BALANCE_BIAS;
+    case PARAMETER_VALUE_HEAD: return RATES_VALUE_HEAD;
     default: return config->decay_vectors ? RATES_DECAYED : RATES_PLAIN;
     }
 }
@@ -422,9 +423,12 @@ static void update_elements(const Optimizer *optimizer, const Segment *segment, 
     RateTerms plain = {update->lr, 0, update->scale, update->step},
               decayed = {update->lr, config->weight_decay, update->scale, update->step},
               balance = {config->balance_lr, 0, optimizer->load_unit, update->step};
+    RateTerms values = decayed;
+    if (config->value_lr > 0) values.lr *= config->value_lr / config->lr;
     ElementRates rates[RATES_COUNT] = {[RATES_BALANCE_BIAS] = adamw_rates(0.9, 0.999, 1e-8, &balance),
         [RATES_PLAIN] = rule->rates(config, &plain),
-        [RATES_DECAYED] = rule->rates(config, &decayed)};
+        [RATES_DECAYED] = rule->rates(config, &decayed),
+        [RATES_VALUE_HEAD] = rule->rates(config, &values)};
     optimizer->backend->elements(optimizer, segment, update, rates);
 }
 

@@ -37,7 +37,8 @@ static double advantage_in(PolicyAdvantage kind, double reward, const RewardMome
     case ADVANTAGE_CENTERED: return above;
     case ADVANTAGE_LEFT_OUT: return among->count > 1 ? above * (double)among->count / (double)(among->count - 1) : 0;
     case ADVANTAGE_OVER_MEAN: return among->mean > 0 ? above / among->mean : 0;
-    case ADVANTAGE_TEACHER: break;
+    case ADVANTAGE_TEACHER:
+    case ADVANTAGE_OF_VALUES: break;
     }
     return 0;
 }
@@ -48,6 +49,20 @@ void policy_advantages(PolicyAdvantage kind, const double *rewards, int64_t grou
         RewardMoments moments = reward_moments(rewards + first, among);
         for (int64_t i = first; i < first + among; i++) advantages[i] = advantage_in(kind, rewards[i], &moments);
     }
+}
+
+void policy_estimate(Discounts discounts, const double *rewards, const double *values, int64_t count, double *advantages) {
+    double later = 0;
+    for (int64_t t = count - 1; t >= 0; t--) {
+        double next = t + 1 < count ? values[t + 1] : 0, error = rewards[t] + discounts.gamma * next - values[t];
+        advantages[t] = later = error + discounts.gamma * discounts.lambda * later;
+    }
+}
+
+void policy_whiten(double *numbers, int64_t count) {
+    RewardMoments moments = reward_moments(numbers, count);
+    double deviation = sqrt(moments.deviation * moments.deviation + 1e-8);
+    for (int64_t i = 0; i < count; i++) numbers[i] = (numbers[i] - moments.mean) / deviation;
 }
 
 bool policy_group_varies(const double *rewards, int64_t samples) {

@@ -16,6 +16,7 @@
 #include "data/byte_tokenizer.h"
 #include "engine/engine.h"
 #include "rl/advantage_internal.h"
+#include "rl/rollout_advantages_internal.h"
 #include "rl/environment_internal.h"
 #include "rl/rollout_reference_internal.h"
 #include "rl/reward.h"
@@ -549,33 +550,9 @@ static bool make_round(RolloutMaker *maker, int64_t index, int64_t round, Watchd
     return true;
 }
 
-/* Subtracts penalties from rewards, and computes advantages. */
-static bool set_advantages(const RolloutMaker *maker, Rollout *rollout, Error *error) {
-    const Config *config = maker->options.config;
-    const RlConfig *rl = &config->rl;
-    const PolicyConfig *policy = &config->model.policy;
-    SCOPED_FREE double *rewards = memory_allocate((size_t)int_max(rollout->count, 1) * sizeof *rewards);
-    SCOPED_FREE double *advantages = memory_allocate((size_t)int_max(rollout->count, 1) * sizeof *advantages);
-    for (int64_t i = 0; i < rollout->count; i++) {
-        const RolloutSample *sample = &rollout->samples[i];
-        rewards[i] = sample->reward - policy_overlong_penalty((int64_t)sample->ids.count, rl->tokens, rl->overlong);
-        for (size_t t = 0; sample->reference && rl->kl == RL_KL_REWARD && t < sample->ids.count; t++)
-            if (sample_drew(sample, t)) rewards[i] -= policy->kl * (sample->old[t] - sample->reference[t]);
-    }
-    policy_advantages(policy_rule(policy)->advantage, rewards, rollout->groups, rl->samples, advantages);
-    for (int64_t i = 0; i < rollout->count; i++) {
-        rollout->samples[i].advantage = advantages[i];
-        if (!isfinite(advantages[i]))
-            return error_set(error, ERROR_NUMERICS,
-                "the advantage of a sample with the reward %g is not finite: rewards of its group are too large; make them smaller",
-                rollout->samples[i].reward);
-    }
-    return true;
-}
-
 bool rollout_make(RolloutMaker *maker, int64_t index, Watchdog *watchdog, Rollout *rollout, Error *error) {
     const RlConfig *rl = &maker->options.config->rl;
-    *rollout = (Rollout){0};
+    *rollout = (Rollout){.facts = {.value = NAN, .explained = NAN}};
     EngineCounts before = engine_counts(maker->engine);
     exchange_finish_weights(maker->options.session->training.exchange);
     for (int64_t round = 0; round <= rl->refill && rollout->groups < rl->prompts && !rollout->stopped; round++)
@@ -584,9 +561,11 @@ bool rollout_make(RolloutMaker *maker, int64_t index, Watchdog *watchdog, Rollou
     finish_facts(&rollout->facts);
     rollout->facts.prompt_tokens = engine_counts(maker->engine).prompt_tokens - before.prompt_tokens;
     double start = log_seconds();
-    if (!rollout_reference_score(maker->reference, &maker->options.corpus->prompts, rollout->samples, rollout->count, error)) return false;
+    if (!rollout_reference_score(maker->reference, &maker->options.corpus->prompts, rollout->samples, rollout->count, error) ||
+        !rollout_estimate_values(&maker->options, rollout, error))
+        return false;
     rollout->facts.scoring = log_seconds() - start;
-    return set_advantages(maker, rollout, error);
+    return rollout_set_advantages(&maker->options, rollout, error);
 }
 
 bool rollout_evaluate(RolloutMaker *maker, Watchdog *watchdog, RolloutJudgement *judgement, bool *stopped, Error *error) {

@@ -14,15 +14,16 @@
 
 /* What a rollout was like, over all of its rounds. Means are over samples unless said otherwise. */
 typedef struct RolloutFacts {
-    int64_t samples, groups;             /* generated */
-    int64_t tokens, prompt_tokens;       /* drawn, and computed of prompts */
-    double turns;                        /* NaN: there is no environment */
-    double reward, deviation;            /* of rewards, before penalties */
-    double equal_groups;                 /* share of the groups whose rewards are equal */
-    double length, cut;                  /* drawn tokens; share of the samples that rl.tokens cut off */
-    double surprise;                     /* -log p of drawn tokens, per token: the estimated entropy */
-    double failed;                       /* share of the samples without a reward */
-    double generating, judging, scoring; /* seconds: generation; then waiting for rewards and the environment; the reference */
+    int64_t samples, groups;       /* generated */
+    int64_t tokens, prompt_tokens; /* drawn, and computed of prompts */
+    double turns;                  /* NaN: there is no environment */
+    double reward, deviation;      /* of rewards, before penalties */
+    double equal_groups;           /* share of the groups whose rewards are equal */
+    double length, cut;            /* drawn tokens; share of the samples that rl.tokens cut off */
+    double surprise;               /* -log p of drawn tokens, per token: the estimated entropy */
+    double failed;                 /* share of the samples without a reward */
+    double value, explained;       /* of trained tokens: mean value, and share of the returns' variance that values explain; NaN: none */
+    double generating, judging, scoring; /* seconds: generation; then waiting for rewards and the environment; reference and values */
 } RolloutFacts;
 
 typedef struct Rollout {

@@ -38,16 +38,20 @@ json_t *rollout_turns(const RolloutMaker *maker, const RolloutSample *sample) {
     return turns;
 }
 
+/* A number for each token; null for an appended one. */
+static json_t *token_numbers(const RolloutSample *sample, const double *numbers) {
+    json_t *list = json_array();
+    for (size_t t = 0; t < sample->ids.count; t++)
+        json_array_append_new(list, sample_drew(sample, t) ? real_or_null(numbers[t]) : json_null());
+    return list;
+}
+
 static json_t *sample_line(const RolloutMaker *maker, const RolloutSample *sample, int64_t number, int64_t step) {
-    json_t *ids = json_array(), *old = json_array(), *reference = json_array(), *rewards = json_object();
+    json_t *ids = json_array(), *rewards = json_object();
     const Prompt *prompt = &rollout_maker_options(maker)->corpus->prompts.items[sample->prompt];
     const char *name;
     for (int i = 0; (name = rollout_reward_name(maker, i)); i++) json_object_set_new(rewards, name, real_or_null(sample->values[i]));
-    for (size_t i = 0; i < sample->ids.count; i++) {
-        json_array_append_new(ids, json_integer(sample->ids.items[i]));
-        json_array_append_new(old, real_or_null(sample->old[i]));
-        if (sample->reference) json_array_append_new(reference, sample_drew(sample, i) ? json_real(sample->reference[i]) : json_null());
-    }
+    for (size_t i = 0; i < sample->ids.count; i++) json_array_append_new(ids, json_integer(sample->ids.items[i]));
     json_t *line = json_object();
     json_object_set_new(line, "step", json_integer(step));
     json_object_set_new(line, "prompt", json_integer(prompt->line));
@@ -58,11 +62,12 @@ static json_t *sample_line(const RolloutMaker *maker, const RolloutSample *sampl
     json_object_set_new(line, "finish", json_string(sample->cut ? "length" : "stop"));
     json_object_set_new(line, "reward", real_or_null(sample->reward));
     json_object_set_new(line, "rewards", rewards);
-    json_object_set_new(line, "advantage", real_or_null(sample->advantage));
+    if (sample->advantages) json_object_set_new(line, "advantages", token_numbers(sample, sample->advantages));
+    else json_object_set_new(line, "advantage", real_or_null(sample->advantage));
+    if (sample->estimates) json_object_set_new(line, "values", token_numbers(sample, sample->estimates));
     json_object_set_new(line, "ids", ids);
-    json_object_set_new(line, "logprobs", old);
-    if (sample->reference) json_object_set(line, "reference_logprobs", reference);
-    json_decref(reference);
+    json_object_set_new(line, "logprobs", token_numbers(sample, sample->old));
+    if (sample->reference) json_object_set_new(line, "reference_logprobs", token_numbers(sample, sample->reference));
     json_object_set(line, "record", prompt->record);
     return line;
 }

@@ -1,13 +1,12 @@
-/* Scores samples with the reference. Ranks take turns at the microbatches. Owned by the rollouts. */
+/* Opens the reference, and scores samples with it. Owned by the rollouts. */
 #include "rl/rollout_reference_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/element.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "rl/rollout_score_internal.h"
 #include "run/source.h"
 #include "session/weights.h"
 
@@ -28,6 +27,7 @@ static bool load_own(RolloutReference *reference, const RolloutOptions *options,
     ModelConfig model = origin.model;
     model.context = int_max(model.context, config->model.context);
     model.policy = config->model.policy;
+    model.policy.values = false;
     model.logit_divisor *= config->rl.temperature;
     reference->own.model =
         model_build(&model, (Precision)config->precision, MODEL_EVALUATE, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
@@ -55,74 +55,13 @@ void rollout_reference_close(RolloutReference *reference) {
     free(reference);
 }
 
-/* Samples that are being scored: sample i has its tokens from starts[i] on in `flat`. */
-typedef struct Scoring {
-    const Program *program;
-    SampleBatch batch;
-    const RolloutSample *samples;
-    int64_t count, *starts;
-    double *flat;
-} Scoring;
-
-static void close_scoring(Scoring *scoring) {
-    sample_batch_free(&scoring->batch);
-    free(scoring->starts);
-    free(scoring->flat);
-}
-
-static void open_scoring(Scoring *scoring, const PromptSet *prompts) {
-    int64_t *starts = memory_allocate((size_t)(scoring->count + 1) * sizeof *starts);
-    starts[0] = 0;
-    for (int64_t i = 0; i < scoring->count; i++) starts[i + 1] = starts[i] + (int64_t)scoring->samples[i].ids.count;
-    scoring->starts = starts;
-    scoring->flat = memory_allocate((size_t)int_max(starts[scoring->count], 1) * sizeof *scoring->flat);
-    memset(scoring->flat, 0, (size_t)starts[scoring->count] * sizeof *scoring->flat);
-    sample_batch_make(&scoring->batch, scoring->program, prompts, scoring->samples, scoring->count, NULL);
-}
-
-/* Takes the log-probabilities of the tokens in a microbatch. */
-static void take_losses(const Scoring *scoring, int64_t microbatch) {
-    const SampleBatch *batch = &scoring->batch;
-    const Model *model = &scoring->program->model;
-    size_t bytes = precision_bytes(model->graph->precision, TYPE_WIDE);
-    SCOPED_FREE void *losses = memory_allocate((size_t)batch->rows * bytes);
-    executor_read(scoring->program->executor, model->token_losses, losses);
-    for (int64_t i = 0; i < scoring->count; i++) {
-        int64_t place = batch->places[i] - microbatch * batch->rows, count = (int64_t)scoring->samples[i].ids.count;
-        if (place < 0 || place >= batch->rows) continue;
-        for (int64_t t = 0; t < count; t++) scoring->flat[scoring->starts[i] + t] = -element_get(bytes, losses, place + t);
-    }
-}
-
-/* Scores this rank's microbatches. Ranks that divide the model score the same ones. */
-static bool score_own(const Scoring *scoring, const Mesh *mesh, Error *error) {
-    const Program *program = scoring->program;
-    executor_set_scalar(program->executor, program->model.scale, 1);
-    executor_set_scalar(program->executor, program->model.share, 0);
-    for (int64_t m = mesh_index(mesh, AXES_DATA); m < scoring->batch.microbatches; m += mesh_size(mesh, AXES_DATA)) {
-        executor_zero(program->executor);
-        sample_batch_load(&scoring->batch, program->executor, m);
-        executor_run(program->executor);
-        if (!executor_finish(program->executor, error)) return false;
-        if (mesh_index(mesh, AXES_TENSOR) == 0) take_losses(scoring, m);
-    }
-    return true;
-}
-
 bool rollout_reference_score(
     const RolloutReference *reference, const PromptSet *prompts, RolloutSample *samples, int64_t count, Error *error) {
     if (!reference) return true;
-    const Program *program = reference->own.model.graph ? &reference->own : &reference->session->evaluation;
-    Comm *comm = reference->session->comm;
-    SCOPED(close_scoring) Scoring scoring = {.program = program, .samples = samples, .count = count};
-    Error ignored = {0};
-    open_scoring(&scoring, prompts);
-    bool good = score_own(&scoring, reference->session->mesh, error);
-    if (!comm_host_all_reduce(comm, "scores", scoring.flat, scoring.starts[count], COMM_F64, COMM_SUM, good ? error : &ignored) || !good)
-        return false;
-    for (int64_t i = 0; i < count; i++) {
-        size_t bytes = samples[i].ids.count * sizeof *samples[i].reference;
-        samples[i].reference = memcpy(memory_allocate(bytes), scoring.flat + scoring.starts[i], bytes);
-    }
+    const SampleScoring scoring = {
+        reference->session, reference->own.model.graph ? &reference->own : &reference->session->evaluation, prompts};
+    SCOPED_FREE double **scores = memory_allocate((size_t)int_max(count, 1) * sizeof *scores);
+    if (!rollout_score(&scoring, SCORE_LOG_PROBABILITY, samples, count, scores, error)) return false;
+    for (int64_t i = 0; i < count; i++) samples[i].reference = scores[i];
     return true;
 }

@@ -19,6 +19,9 @@ void rollout_sample_free(RolloutSample *sample) {
     free(sample->old);
     free(sample->reference);
     free(sample->values);
+    free(sample->advantages);
+    free(sample->returns);
+    free(sample->estimates);
     *sample = (RolloutSample){0};
 }
 
@@ -63,10 +66,6 @@ static int64_t place_documents(
     return (int64_t)sequences;
 }
 
-static bool is_trained(const RolloutSample *sample, const SampleTerms *terms) {
-    return !isnan(sample->reward) && !(terms->leave_out_cut && sample->cut);
-}
-
 /* The divisors of a batch. */
 typedef struct TermCounts { double samples, tokens; } TermCounts;
 
@@ -99,14 +98,16 @@ static void fill_sequences(SampleBatch *batch, int64_t sequences) {
     }
 }
 
-static void fill_terms(SampleBatch *batch, const RolloutSample *sample, int64_t place, const SampleTerms *terms, double share) {
+static void fill_terms(SampleBatch *batch, const RolloutSample *sample, int64_t place, double share) {
     for (int64_t t = 0; t < (int64_t)sample->ids.count; t++) {
         double *of = batch->terms + (place + t) * POLICY_TERMS;
         if (!sample_drew(sample, (size_t)t)) continue;
         of[POLICY_OLD] = sample->old[t];
         of[POLICY_REFERENCE] = sample->reference ? sample->reference[t] : 0;
-        of[POLICY_ADVANTAGE] = terms->of_teacher ? of[POLICY_REFERENCE] - sample->old[t] : sample->advantage;
+        of[POLICY_ADVANTAGE] = sample->advantages ? sample->advantages[t] : sample->advantage;
         of[POLICY_SHARE] = share;
+        of[POLICY_RETURN] = sample->returns ? sample->returns[t] : 0;
+        of[POLICY_OLD_VALUE] = sample->estimates ? sample->estimates[t] : 0;
     }
 }
 
@@ -140,7 +141,7 @@ void sample_batch_make(SampleBatch *batch, const Program *program, const PromptS
     used = memory_allocate((size_t)batch->microbatches * sizeof *used);
     memset(used, 0, (size_t)batch->microbatches * sizeof *used);
     for (int64_t i = 0; i < count && terms; i++)
-        if (is_trained(&samples[i], terms)) counts.tokens += (double)sample_drawn_tokens(&samples[i]);
+        if (sample_trains(&samples[i], terms->leave_out_cut)) counts.tokens += (double)sample_drawn_tokens(&samples[i]);
     for (int64_t i = 0; i < count; i++) {
         const TokenIds *prompt = &prompts->items[samples[i].prompt].tokens;
         int64_t tokens = (int64_t)samples[i].ids.count, m = first[i] / batch->rows, row = first[i] % batch->rows;
@@ -148,8 +149,8 @@ void sample_batch_make(SampleBatch *batch, const Program *program, const PromptS
         batch->places[i] = first[i] + (int64_t)prompt->count - 1;
         batch->all += (int64_t)prompt->count + tokens;
         fill_document(batch, prompt, &samples[i], first[i]);
-        if (terms && is_trained(&samples[i], terms)) {
-            fill_terms(batch, &samples[i], batch->places[i], terms, term_share(terms, &counts, &samples[i]));
+        if (terms && sample_trains(&samples[i], terms->leave_out_cut)) {
+            fill_terms(batch, &samples[i], batch->places[i], term_share(terms, &counts, &samples[i]));
             batch->trained += sample_drawn_tokens(&samples[i]);
         } else if (terms) {
             memset(batch->targets + batch->places[i], -1, (size_t)tokens * sizeof *batch->targets);

@@ -9,20 +9,25 @@
 
 /* A sample that the model has drawn, and perhaps an environment has appended to. Its pointers are owned. */
 typedef struct RolloutSample {
-    int64_t prompt;    /* index in the set of prompts */
-    TokenIds ids;      /* with the end token of each turn, if there is one */
-    double *old;       /* [ids.count]: log-probabilities when the tokens were drawn; NaN: appended, never trained */
-    double *reference; /* [ids.count]: in the reference, 0 if appended; NULL: there is none */
-    double *values;    /* of each reward, before weights */
-    double reward;     /* NaN: unknown, and the sample is not trained */
-    double advantage;
-    int64_t turns; /* that the environment was told of */
-    bool last;     /* no more can be appended */
-    bool cut;      /* at the most tokens, not by an end token */
+    int64_t prompt;                           /* index in the set of prompts */
+    TokenIds ids;                             /* with the end token of each turn, if there is one */
+    double *old;                              /* [ids.count]: log-probabilities when the tokens were drawn; NaN: appended, never trained */
+    double *reference;                        /* [ids.count]: in the reference, 0 if appended; NULL: there is none */
+    double *values;                           /* of each reward, before weights */
+    double reward;                            /* NaN: unknown, and the sample is not trained */
+    double advantage;                         /* of all drawn tokens, if `advantages` is NULL */
+    double *advantages, *returns, *estimates; /* [ids.count]: of each token, if the loss has them: its advantage, and the target and
+                                               * the estimate of its value; 0 if appended */
+    int64_t turns;                            /* that the environment was told of */
+    bool last;                                /* no more can be appended */
+    bool cut;                                 /* at the most tokens, not by an end token */
 } RolloutSample;
 void rollout_sample_free(RolloutSample *sample);
 static inline bool sample_drew(const RolloutSample *sample, size_t t) { return !isnan(sample->old[t]); }
 int64_t sample_drawn_tokens(const RolloutSample *sample);
+static inline bool sample_trains(const RolloutSample *sample, bool leave_out_cut) {
+    return !isnan(sample->reward) && !(leave_out_cut && sample->cut);
+}
 
 /* A turn: the tokens [first, end) that the model drew, and [end, next) that the environment appended. */
 typedef struct SampleTurn { size_t first, end, next; } SampleTurn;
@@ -33,7 +38,6 @@ SampleTurn sample_last_turn(const RolloutSample *sample);
 typedef struct SampleTerms {
     PolicyMean mean;
     int64_t limit;      /* most tokens of a sample */
-    bool of_teacher;    /* the advantage of a token is that of its teacher */
     bool leave_out_cut; /* cut samples are not trained */
 } SampleTerms;
 

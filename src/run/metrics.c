@@ -235,7 +235,7 @@ typedef struct PolicyColumn {
     double value;
     bool first; /* only in the first step of a rollout */
 } PolicyColumn;
-enum { POLICY_COLUMNS = 17 };
+enum { POLICY_COLUMNS = 21 };
 
 static int policy_columns(const PolicyMetrics *m, PolicyColumn columns[POLICY_COLUMNS]) {
     const PolicyColumn all[] = {{"reward", "reward", m->reward, false}, {"reward_deviation", "reward_std", m->deviation, false},
@@ -245,6 +245,8 @@ static int policy_columns(const PolicyMetrics *m, PolicyColumn columns[POLICY_CO
         {"clipped_share", "clip_ratio/region_mean", m->clipped, false},
         {m->first ? "mismatch_kl" : "policy_kl", m->first ? "mismatch_kl" : "policy_kl", m->mismatch, false},
         {m->first ? "mismatch_share" : "policy_share", m->first ? "mismatch_share" : "policy_share", m->different, false},
+        {"value", "val/mean", m->value, false}, {"explained_variance", "val/explained_variance", m->explained, false},
+        {"value_loss", "loss/value_avg", m->value_loss, false}, {"value_clipped_share", "val/clipfrac_avg", m->value_clipped, false},
         {"drawn_tokens", "drawn_tokens", (double)m->drawn, true},
         {"generating_milliseconds", "generating_milliseconds", m->generating * 1e3, true},
         {"judging_milliseconds", "judging_milliseconds", m->judging * 1e3, true},

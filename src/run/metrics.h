@@ -13,10 +13,12 @@
 typedef struct PolicyMetrics {
     int64_t samples; /* of the rollout; 0: another kind of step */
     double reward, deviation, equal_groups, length, cut, failed;
-    double turns;                        /* of a sample; NaN: no environment */
-    double entropy;                      /* nats per drawn token, estimated by them */
-    double kl;                           /* to the reference, per token (k3); NaN: none */
-    double clipped;                      /* share of the tokens whose gradient the bounds removed */
+    double turns;            /* of a sample; NaN: no environment */
+    double entropy;          /* nats per drawn token, estimated by them */
+    double kl;               /* to the reference, per token (k3); NaN: none */
+    double clipped;          /* share of the tokens whose gradient the bounds removed */
+    double value, explained; /* mean value of a token; share of the returns' variance that values explain; NaN: none, like the next */
+    double value_loss, value_clipped;    /* per token, before the coefficient; share of the tokens whose value loss is bounded */
     double mismatch, different;          /* k3 between drawing and training, and the share of tokens that differ at all */
     bool first;                          /* the step is the rollout's first: both are then of rounding, else also of training */
     int64_t drawn;                       /* tokens; 0 and no times if it is not the first */

@@ -96,6 +96,7 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
                     (!mixture_is(config->data.train) || lineage_phase(&point, config, strings, error));
         config->model.preference.loss = PREFERENCE_NONE; /* not a part of the model, like the next */
         config->model.policy.loss = 0;
+        config->model.policy.values = false;
         return read;
     }
     if (hf_is_model(folder)) {

@@ -45,7 +45,8 @@ static Fp8Weights fp8_weights(const Session *session) {
     return fp8->keep_weights && again ? FP8_WEIGHTS_KEPT : FP8_WEIGHTS_CAST;
 }
 
-static Model build_model(const Session *session, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length) {
+/* `base`: without what adapters add, and without a value head. */
+static Model build_model(const Session *session, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length, bool base) {
     const Config *config = session->config;
     ModelConfig model = config->model;
     model.fp8.weights = fp8_weights(session);
@@ -54,7 +55,7 @@ static Model build_model(const Session *session, const Mesh *mesh, ModelMode mod
     if (model.policy.loss) {
         model.logit_divisor *= config->rl.temperature;
         if (config->rl.kl == RL_KL_REWARD) model.policy.kl = 0;
-        if (mode == MODEL_EVALUATE) lora.alpha = 0; /* the reference (rl/rollout_reference.c) */
+        if (base) lora.alpha = 0, model.policy.values = false;
     }
     Model built = model_build_stage(mesh, session->pipeline ? &session->pipeline->cut : NULL, &model, &lora, config->precision, mode,
         sequences, length, mode == MODEL_TRAIN ? (RecomputePolicy)config_recompute(config) : RECOMPUTE_NONE);
@@ -113,14 +114,16 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     if (!lora_check_targets(&config->model, &config->lora, error)) return false;
     if (!session_check_fp8(config, device, error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length, sampled = sample_rows(config);
+    bool scores = config->model.policy.values;
     session->pipeline = pipeline_plan_create(session->mesh, config, count_step_microbatches(session));
-    session->training.model = build_model(session, session->mesh, MODEL_TRAIN, sequences, length);
+    session->training.model = build_model(session, session->mesh, MODEL_TRAIN, sequences, length, false);
     session->layout =
         layout_create(session->training.model.graph, &config->optimizer, &config->layout, choose_bucket_bytes(config, device));
-    session->evaluation.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length);
-    if (sampled) session->sampling.model = build_model(session, session->whole, MODEL_SCORE, 1, sampled);
+    session->evaluation.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length, true);
+    if (sampled) session->sampling.model = build_model(session, session->whole, MODEL_SCORE, 1, sampled, false);
+    if (scores) session->scoring.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length, false);
     return plan_program(session, &session->training, error) && plan_program(session, &session->evaluation, error) &&
-           (!sampled || plan_program(session, &session->sampling, error));
+           (!sampled || plan_program(session, &session->sampling, error)) && (!scores || plan_program(session, &session->scoring, error));
 }
 
 bool session_plan(Session *session, const Config *config, Device *device, Error *error) {
@@ -154,7 +157,8 @@ static int64_t own_activations(const Session *session, const Plan *plan) {
 Budget session_budget(const Session *session) {
     const Program *training = &session->training;
     const Graph *graph = training->model.graph;
-    const Plan *plan = &training->plan, *evaluation = &session->evaluation.plan, *sampling = &session->sampling.plan;
+    const Plan *plan = &training->plan, *evaluation = &session->evaluation.plan, *sampling = &session->sampling.plan,
+               *scoring = &session->scoring.plan;
     const OptimizerConfig *optimizer = &session->config->optimizer;
     const OptimizerShard *shard = &session->layout->shard;
     int64_t rows = session_step_rows(session), step_tokens = rows * 3 * (int64_t)sizeof(int32_t);
@@ -162,7 +166,7 @@ Budget session_budget(const Session *session) {
         step_tokens += rows / training->model.rows * preference_most_pairs(training->model.rows) *
                        (int64_t)(PAIR_BOUNDS * sizeof(int32_t) + 2 * sizeof(double));
     int64_t history = amax_history_bytes(graph, session->config->model.fp8.amax_history_len);
-    int64_t states = evaluation->bytes[ARENA_STATE] + sampling->bytes[ARENA_STATE];
+    int64_t states = evaluation->bytes[ARENA_STATE] + sampling->bytes[ARENA_STATE] + scoring->bytes[ARENA_STATE];
     Budget budget = {
         .host = device_info(session->device)->host_memory,
         .weights = plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_QUANTIZED],
@@ -172,8 +176,8 @@ Budget session_budget(const Session *session) {
         .optimizer = optimizer_state_bytes(graph, optimizer, shard),
         .activations = plan->bytes[ARENA_ACTIVATION] + plan->bytes[ARENA_STASH],
         .scratch = optimizer_workspace_bytes(graph, optimizer, shard, session->device),
-        .evaluation = own_activations(session, evaluation) + own_activations(session, sampling),
-        .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + states + step_tokens,
+        .evaluation = own_activations(session, evaluation) + own_activations(session, sampling) + own_activations(session, scoring),
+        .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + small_arenas(scoring) + states + step_tokens,
         .updated = session->layout->in_backward,
         .activation_floor = plan->activation_floor,
     };
@@ -361,6 +365,7 @@ bool session_start(Session *session, Comm *comm, Error *error) {
     if (!open_groups(session, error) || !program_start(training, NULL, error) ||
         !program_start_beside(&session->evaluation, training, error))
         return false;
+    if (session->scoring.model.graph && !program_start_beside(&session->scoring, training, error)) return false;
     session->optimizer = optimizer_create(graph, &config->optimizer, &session->layout->shard, session->device, error);
     if (!session->optimizer) return false;
     session->history = amax_history_create(graph, config->model.fp8.amax_history_len);
@@ -372,6 +377,7 @@ bool session_start(Session *session, Comm *comm, Error *error) {
 
 void session_free(Session *session) {
     session_close_saver(session);
+    program_free(&session->scoring);
     program_free(&session->sampling);
     program_free(&session->evaluation);
     program_free(&session->training);

@@ -48,9 +48,11 @@ typedef struct Session {
     PipelinePlan *pipeline; /* NULL: the model is not cut into stages */
     Layout *layout;         /* this rank's shards of arenas and optimizer state */
     Program training;
-    Program evaluation, sampling; /* with training's weights. sampling has no graph if the run writes no samples, and starts with
-                                   * the first sample (text_sample.c) */
-    ModelSize size;               /* of the whole model; from session_start on */
+    /* With training's weights. sampling has no graph if the run writes no samples, and starts with the first
+     * sample (text_sample.c). In reinforcement learning evaluation is the reference of adapters, and scoring
+     * computes values of samples; it has no graph if the loss needs none. */
+    Program evaluation, sampling, scoring;
+    ModelSize size; /* of the whole model; from session_start on */
     Optimizer *optimizer;
     AmaxHistory *history;   /* of fp8.scaling=delayed; from session_start on; NULL: none */
     Saver *saver;           /* state for saves (state.c); NULL before session_resume */

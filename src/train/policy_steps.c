@@ -48,8 +48,8 @@ static void warn_of_fault(Loop *loop, PolicyFault fault, bool is, const char *fo
 
 static void warn_of_rollout(Loop *loop) {
     const RolloutFacts *facts = &loop->rollout.facts;
-    bool judges = loop->config->rl.reward[0] || loop->config->rl.environment[0];
-    warn_of_fault(loop, FAULT_EQUAL, judges && facts->equal_groups == 1 && facts->failed < 1,
+    bool compares = policy_compares(&loop->config->model.policy);
+    warn_of_fault(loop, FAULT_EQUAL, compares && facts->equal_groups == 1 && facts->failed < 1,
         "all samples of each prompt had the same reward (mean %g), so nothing is learned: use prompts that the model sometimes solves, "
         "more rl.samples, or a finer reward; RUN/rollouts has the samples",
         facts->reward);
@@ -85,8 +85,7 @@ bool loop_take_samples(Loop *loop, Error *error) {
     const Config *config = loop->config;
     const RlConfig *rl = &config->rl;
     const PolicyRule *rule = policy_rule(&config->model.policy);
-    const SampleTerms terms = {
-        .mean = rule->mean, .limit = rl->tokens, .of_teacher = rule->advantage == ADVANTAGE_TEACHER, .leave_out_cut = rl->mask_truncated};
+    const SampleTerms terms = {.mean = rule->mean, .limit = rl->tokens, .leave_out_cut = rl->mask_truncated};
     if (!loop->updates_left && !make_rollout(loop, error)) return false;
     loop->first_update = loop->updates_left == rl->updates;
     int64_t groups = divide_up(loop->rollout.groups - loop->next_group, loop->updates_left);
@@ -105,6 +104,7 @@ bool loop_take_samples(Loop *loop, Error *error) {
 void loop_describe_policy(const Loop *loop, const double sums[POLICY_SUMS], PolicyMetrics *metrics) {
     const RolloutFacts *facts = &loop->rollout.facts;
     double tokens = fmax(sums[POLICY_TOKENS], 1);
+    bool values = loop->config->model.policy.values;
     *metrics = (PolicyMetrics){.samples = facts->samples,
         .reward = facts->reward,
         .deviation = facts->deviation,
@@ -118,6 +118,10 @@ void loop_describe_policy(const Loop *loop, const double sums[POLICY_SUMS], Poli
         .clipped = sums[POLICY_CLIPPED] / tokens,
         .mismatch = sums[POLICY_MISMATCH] / tokens,
         .different = sums[POLICY_DIFFERENT] / tokens,
+        .value = facts->value,
+        .explained = facts->explained,
+        .value_loss = values ? sums[POLICY_VALUE_LOSS] / tokens : NAN,
+        .value_clipped = values ? sums[POLICY_VALUE_CLIPPED] / tokens : NAN,
         .first = loop->first_update,
         .drawn = loop->first_update ? facts->tokens : 0,
         .generating = loop->first_update ? facts->generating : 0,

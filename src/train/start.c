@@ -82,10 +82,11 @@ static bool take_model_folder(Session *session, const char *folder, const Config
     return taken;
 }
 
-/* Returns whether this rank holds parts of weights, from which the weights of its programs are
- * made. */
+/* Returns whether the weights of this rank's programs are made from shards, which are filled one by one: it
+ * holds parts of weights, or a value head that no source has. */
 static bool has_shards(const Session *session) {
-    return !session->config->lora.rank && (session->layout->stage || !graph_is_whole(session->training.model.graph));
+    const Config *config = session->config;
+    return !config->lora.rank && (session->layout->stage || !graph_is_whole(session->training.model.graph) || config->model.policy.values);
 }
 
 static bool load_first_weights(Session *session, const char *folder, const Config *origin, Error *error) {

@@ -4,9 +4,15 @@
 
 TRL's GRPOTrainer and RLOOTrainer score the samples of tests/golden/policy and compute their losses on its model. The log-probabilities
 when drawn and of the reference are given to them. TRL computes in fp32.
+
+TRL had a PPOTrainer up to 1.12. If it is there, its own lines, taken from its source, compute advantages, returns, loss and gradients of
+random numbers for samples of equal lengths. (It rewards a shorter sample one step after its end.)
 """
+import inspect
 import os
 import tempfile
+import textwrap
+from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
@@ -97,6 +103,50 @@ def compare_trainer(what, trainer, samples, weights, name, s, rewards, old_name,
         compare(f"{what}: kl", torch.tensor(logged["kl"]), metrics[5] / metrics[0], 1e-6)
 
 
+def lines_between(source, first, last):
+    lines = source.splitlines()
+    start = next(i for i, line in enumerate(lines) if first in line)
+    end = next(i for i, line in enumerate(lines) if i > start and last in line)
+    return textwrap.dedent("\n".join(lines[start:end + 1]))
+
+
+def check_ppo():
+    try:
+        from trl.experimental.ppo import ppo_trainer
+    except ImportError:
+        print("ppo            not compared: this TRL has no PPOTrainer")
+        return
+    source, count, length, s = inspect.getsource(ppo_trainer.PPOTrainer.train), 6, 7, policy.settings_of("ppo")
+    draw = torch.Generator().manual_seed(2)
+    normal = lambda: torch.randn(count, length, generator=draw, dtype=torch.float64)
+    old, values, scores = normal(), normal(), normal()[:, 0].clone()
+    reference, new, new_values = old + 0.3 * normal(), (old + 0.3 * normal()).requires_grad_(), (values + 0.3 * normal()).requires_grad_()
+    none = torch.zeros(count, length, dtype=torch.bool)
+    args = SimpleNamespace(kl_estimator="k1", kl_coef=s["kl1"], whiten_rewards=False, gamma=s["gamma"], lam=s["lam"], cliprange_value=s["cliprange_value"],
+                           cliprange=s["low"], vf_coef=s["vf_coef"])
+    s["high"] = s["low"]  # TRL has one range
+    last = torch.full((count,), length - 1)
+    theirs = vars(ppo_trainer) | dict(args=args, logprobs=old, ref_logprobs=reference, values=values, scores=scores, responses=none, padding_mask=none,
+                                      padding_mask_p1=none, sequence_lengths=last, sequence_lengths_p1=last + 1)
+    exec(lines_between(source, "# 4. compute rewards", "advantages = masked_whiten"), theirs)
+    rows = slice(0, count)
+    theirs |= dict(micro_batch_inds=rows, mb_values=values, mb_return=theirs["returns"], mb_advantage=theirs["advantages"], mb_logprobs=old,
+                   new_logprobs=new, vpred=new_values)
+    exec(lines_between(source, "vpredclipped = torch.clamp", "loss = pg_loss +"), theirs)
+    gradients = torch.autograd.grad(theirs["loss"], [new, new_values])
+    samples = [([], [1] * length, old[i], reference[i]) for i in range(count)]
+    advantages, returns = policy.token_advantages(samples, values, scores.tolist(), [True] * count, s)
+    of_values, bounded = policy.value_losses(new_values, values, torch.stack(returns), s)
+    ours = torch.stack([policy.sample_losses("ppo", new[i], old[i], reference[i], advantages[i], s) for i in range(count)]) + s["vf_coef"] * of_values
+    ours = policy.reduce("ppo", list(ours), [True] * count)
+    pairs = {"advantages": (theirs["advantages"], torch.stack(advantages)), "returns": (theirs["returns"], torch.stack(returns)),
+             "loss": (theirs["loss"].detach(), ours.detach()), "bounded values": (theirs["vf_clipfrac"].double(), bounded.double().mean())}
+    pairs |= {f"gradient {i}": pair for i, pair in enumerate(zip(gradients, torch.autograd.grad(ours, [new, new_values])))}
+    # TRL counts tokens in fp32
+    worst = max(compare(f"ppo: {what}", *pair, 1e-12 if what == "returns" else 1e-7) for what, pair in pairs.items())
+    print(f"{'ppo':14s} loss {ours.item():10.7f}, largest relative difference {worst:.1e}; bounded values {bounded.double().mean():.4f}")
+
+
 def main():
     known = [0.75 if r is None else r for r in policy.REWARDS]  # TRL trains a sample without a reward with an advantage of 0
     weights = {key: w.double() for key, w in load_file(os.path.join(policy.HERE, "model.safetensors")).items()}
@@ -117,6 +167,7 @@ def main():
             trainer = open_trainer(RLOOTrainer, RLOOConfig, samples, known, folder, epsilon=s["low"], epsilon_high=s["high"], beta=beta,
                                    normalize_advantages=False)
             compare_trainer(f"rloo, {title}", trainer, samples, weights, "rloo", s, rewards, "old_logps", old.sum(1))
+    check_ppo()
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ static void build_policy(Check *check, const void *argument) {
     PolicyTensors tensors = {.targets = check_integers(check, 1, &c->rows, make_targets(c)),
         .sequences = check_integers(check, 2, (int64_t[]){sequences, SEQUENCE_BOUNDS}, c->sequences),
         .terms = check_fixed(check, TYPE_WIDE, 2, (int64_t[]){c->rows, POLICY_TERMS}, -1.5, 0.7),
+        .values = c->config.values ? check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, 1}, -1, 0.7) : TENSOR_NONE,
         .loss = check_loss(check, 2),
         .sums = graph_tensor(check->graph, ARENA_METRIC, TYPE_WIDE, 1, &sums, "sums")};
     op_policy(check->graph, x, w, &tensors, &c->config, c->vocabulary);
@@ -62,6 +63,7 @@ static void policy_passes(void **state) {
         if (i % 3 == 1) config.entropy = 0.1;
         if (i == 2) config.dual = 4;
         config.penalty = 0.05;
+        config.values = policy_has_values(&config), config.value_clip = 0.4, config.value_coefficient = 0.8;
         const Case cases[] = {{13, 18, 5, config, few}, {13, 64, 37, config, few}, {MOST_ROWS, 4, 7, config, many}};
         /* The gradient of the entropy, and of a capped ratio, is by design not that of the loss's value. */
         bool forward_only = config.entropy > 0 || policy_rules[i].objective == POLICY_CAP;

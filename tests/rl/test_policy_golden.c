@@ -12,7 +12,7 @@
 
 #include "base/element.h"
 #include "optim/optim.h"
-#include "rl/advantage_internal.h"
+#include "rl/rollout_advantages_internal.h"
 #include "rl/samples.h"
 #include "support/golden_run.h"
 
@@ -22,6 +22,7 @@ typedef struct Case {
     PolicyConfig config; /* without the loss */
     const char *loss;
     bool leaves_out_cut;
+    double divergence; /* that rewards lose per token, as with rl.kl=reward */
 } Case;
 
 /* CASES of policy.py. */
@@ -36,6 +37,7 @@ static const Case cases[] = {
     {{.low = -1, .high = -1}, "maxrl", false},
     {{.low = 0.02, .high = 0.03, .penalty = 0.05}, "dppo", false},
     {{.low = -1, .high = -1}, "distill", false},
+    {{.low = 0.1, .high = 0.2, .values = true, .value_clip = 0.1, .value_coefficient = 0.3}, "ppo", true, 0.05},
 };
 
 static PolicyConfig policy_of(const Case *c) {
@@ -118,19 +120,47 @@ static void read_samples(const Golden *g, Prompt *prompts, RolloutSample *sample
     }
 }
 
-/* Equal rewards have an advantage of exactly 0: the optimizer would enlarge what rounding leaves. */
-static void set_advantages(const Golden *g, const Case *c, RolloutSample *samples) {
-    double rewards[SAMPLES], advantages[SAMPLES];
-    const PolicyConfig config = policy_of(c);
-    for (int i = 0; i < SAMPLES; i++) rewards[i] = samples[i].reward;
-    policy_advantages(policy_rule(&config)->advantage, rewards, SAMPLES / GROUP, GROUP, advantages);
-    for (int i = 0; i < SAMPLES; i++) {
-        compare(g, c, "advantages", i, advantages[i], 1e-14 * fabs(advantages[i]));
-        samples[i].advantage = advantages[i];
+/* The advantages of samples, or of tokens and their returns. `compares`: with those of PyTorch; equal rewards have an advantage of
+ * exactly 0, because the optimizer would enlarge what rounding leaves. */
+static void set_advantages(const Golden *g, const Case *c, RolloutSample *samples, bool compares) {
+    Error error = {0};
+    Config config = g->config;
+    config.model.policy = policy_of(c);
+    config.model.policy.kl = fmax(c->config.kl, c->divergence);
+    config.rl = (RlConfig){.samples = GROUP,
+        .tokens = LIMIT,
+        .kl = c->divergence > 0 ? RL_KL_REWARD : RL_KL_LOSS,
+        .gamma = 0.97,
+        .lambda = 0.9,
+        .whiten = true,
+        .mask_truncated = c->leaves_out_cut};
+    Rollout rollout = {.samples = samples, .count = SAMPLES, .groups = SAMPLES / GROUP};
+    if (!rollout_set_advantages(&(RolloutOptions){.config = &config}, &rollout, &error)) fail_msg("%s", error.message);
+    for (int i = 0; i < SAMPLES && compares; i++) {
+        if (!samples[i].returns) compare(g, c, "advantages", i, samples[i].advantage, 1e-14 * fabs(samples[i].advantage));
+        for (size_t t = 0; samples[i].returns && t < samples[i].ids.count; t++) {
+            compare(g, c, "advantages", i * LIMIT + (int64_t)t, samples[i].advantages[t], 1e-14);
+            compare(g, c, "returns", i * LIMIT + (int64_t)t, samples[i].returns[t], 1e-14);
+        }
     }
 }
 
 /* -- Training ------------------------------------------------------------------------------------------------------ */
+
+/* The folder has no value head. */
+static void load_weights(const Golden *g) {
+    Error error = {0};
+    Executor *executor = g->program.executor;
+    SCOPED(model_free) Model plain = model_describe(&g->config.model, NULL, PRECISION_FP64);
+    SCOPED_FREE char *master = memory_allocate((size_t)plain.graph->parameter_bytes);
+    if (!weights_load(g->folder, &g->config, plain.graph, master, NULL, &error)) fail_msg("%s", error.message);
+    memcpy(executor_arena(executor, ARENA_MASTER), master, (size_t)plain.graph->parameter_bytes);
+    int head = graph_find_parameter(g->program.model.graph, "value_head.weight");
+    assert_int_equal(head >= 0, g->config.model.policy.values);
+    for (int64_t i = 0; head >= 0 && i < g->config.model.width; i++)
+        ((double *)parameter_in(&g->program.model.graph->parameters[head], executor_arena(executor, ARENA_MASTER)))[i] =
+            number_at(golden_expect(g, "ppo/value_head"), i);
+}
 
 static void open_program(Golden *g, const Case *c, int64_t sequences) {
     Error error = {0};
@@ -139,7 +169,7 @@ static void open_program(Golden *g, const Case *c, int64_t sequences) {
     assert_true(safetensors_open(&g->expected, "tests/golden/policy/expected.safetensors", &error));
     g->config.model.policy = policy_of(c);
     g->program = check_program(model_build(&g->config.model, PRECISION_FP64, MODEL_TRAIN, sequences, LENGTH, RECOMPUTE_NONE), device_cpu());
-    if (!weights_load_program(g->folder, &g->config, g->program.executor, &error)) fail_msg("%s", error.message);
+    load_weights(g);
 }
 
 /* `turns`: an environment has appended tokens, in the places of policy.py. */
@@ -147,12 +177,13 @@ static void make_batch(const Golden *g, const Case *c, bool turns, SampleBatch *
     Prompt prompts[SAMPLES];
     RolloutSample samples[SAMPLES];
     const PolicyRule *rule = policy_rule(&g->config.model.policy);
-    const SampleTerms terms = {
-        .mean = rule->mean, .limit = LIMIT, .of_teacher = rule->advantage == ADVANTAGE_TEACHER, .leave_out_cut = c->leaves_out_cut};
+    const SampleTerms terms = {.mean = rule->mean, .limit = LIMIT, .leave_out_cut = c->leaves_out_cut};
     read_samples(g, prompts, samples);
-    set_advantages(g, c, samples);
+    for (int64_t i = 0; i < SAMPLES && g->config.model.policy.values; i++)
+        samples[i].estimates = copy_row(g, "ppo/old_values", i, (int64_t)samples[i].ids.count);
     for (int i = 0; i < SAMPLES && turns; i++)
         for (size_t t = 1; t + 1 < samples[i].ids.count; t += 3) samples[i].old[t] = NAN, samples[i].reference[t] = 0;
+    set_advantages(g, c, samples, !turns);
     sample_batch_make(batch, &g->program, &(PromptSet){.items = prompts, .count = SAMPLES}, samples, SAMPLES, &terms);
     for (int i = 0; i < SAMPLES; i++) {
         token_ids_free(&prompts[i].tokens);
@@ -177,6 +208,7 @@ static void check_training(const Case *c, int64_t sequences) {
     make_batch(&g, c, false, &batch);
     OptimizerConfig config = g.config.optimizer;
     config.name = OPTIMIZER_adamw;
+    config.lr = 0.003, config.value_lr = 0.01;
     Optimizer *optimizer = optimizer_create(g.program.model.graph, &config, NULL, device_cpu(), &error);
     assert_non_null(optimizer);
     Executor *executor = g.program.executor;
@@ -187,7 +219,7 @@ static void check_training(const Case *c, int64_t sequences) {
             compare(&g, c, "metrics", (step - 1) * POLICY_SUMS + i, executor_get_metric(executor, g.program.model.policy.sums, i), 1e-11);
         if (step == 1) compare_parameters(&g, c, "gradient", ARENA_GRADIENT);
         optimizer_step(optimizer, &(Update){executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT),
-                                      executor_arena(executor, ARENA_GRADIENT), step, 0.003, 1});
+                                      executor_arena(executor, ARENA_GRADIENT), step, config.lr, 1});
     }
     compare_parameters(&g, c, "weights", ARENA_MASTER);
     optimizer_free(optimizer);
@@ -247,8 +279,11 @@ static void check_logits(const Golden *g, const Case *c) {
         .terms = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, (int64_t[]){rows, POLICY_TERMS}, "terms"),
         .loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &one, "loss"),
         .sums = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &sums, "sums")};
+    if (config.values) tensors.values = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, (int64_t[]){rows, 1}, "values");
     op_policy(graph, x, w, &tensors, &config, words);
     graph_differentiate(graph, RECOMPUTE_NONE, NULL, 0);
+    TensorId d_values = tensors.values ? graph->tensors[tensors.values].gradient : TENSOR_NONE;
+    graph->tensors[d_values].keep = d_values != TENSOR_NONE;
     Program program = check_program((Model){.graph = graph}, device_cpu());
     Executor *executor = program.executor;
     double *x_values = executor_tensor(executor, x), *w_values = executor_tensor(executor, w);
@@ -257,6 +292,7 @@ static void check_logits(const Golden *g, const Case *c) {
     memcpy(executor_tensor(executor, tensors.targets), golden_expect(g, "logits/targets")->data, (size_t)rows * sizeof(int32_t));
     memcpy(
         executor_tensor(executor, tensors.terms), golden_expect(g, "logits/terms")->data, (size_t)(rows * POLICY_TERMS) * sizeof(double));
+    if (d_values) memcpy(executor_tensor(executor, tensors.values), golden_expect(g, "logits/values")->data, (size_t)rows * sizeof(double));
     int32_t *sequences = memset(executor_tensor(executor, tensors.sequences), 0, (size_t)(most * SEQUENCE_BOUNDS) * sizeof *sequences);
     memcpy(sequences, bounds->data, (size_t)(bounds->shape[0] * SEQUENCE_BOUNDS) * sizeof *sequences);
     executor_zero(executor);
@@ -265,6 +301,8 @@ static void check_logits(const Golden *g, const Case *c) {
     compare(g, c, "logits/loss", 0, executor_get_metric(executor, tensors.loss, 0), 1e-13);
     for (int i = 0; i < POLICY_SUMS; i++) compare(g, c, "logits/metrics", i, executor_get_metric(executor, tensors.sums, i), 1e-13);
     for (int64_t i = 0; i < rows * words; i++) compare(g, c, "logits/gradient", i, gradient[i % words * rows + i / words], 1e-13);
+    const double *of_values = d_values ? executor_tensor(executor, d_values) : NULL;
+    for (int64_t r = 0; r < rows && of_values; r++) compare(g, c, "logits/values_gradient", r, of_values[r], 1e-13);
     program_free(&program);
 }
 

@@ -16,9 +16,9 @@
 enum { THREADS = 256 };
 
 typedef struct PolicyArguments {
-    const float GLOBAL *losses, *terms;
+    const float GLOBAL *losses, *terms, *values; /* values NULL: none */
     const int32_t GLOBAL *targets, *sequences;
-    float GLOBAL *numbers, *weights; /* weights NULL: not wanted */
+    float GLOBAL *numbers, *weights, *d_values; /* weights, d_values NULL: not wanted */
     float GLOBAL *loss, *sums;
     PolicyNumbers settings;
     int32_t count, whole, mean; /* whole: ratios of sequences; mean: of their mean */
@@ -51,6 +51,12 @@ INLINE GpuSequenceRatio sequence_ratio(const PolicyArguments *a, int32_t first, 
     return (GpuSequenceRatio){d, block_sum(slope, scratch, THREADS)};
 }
 
+INLINE PolicyLoss value_loss(const PolicyArguments *a, int32_t r) {
+    const float GLOBAL *terms = a->terms + r * POLICY_TERMS;
+    if (!a->values) return (PolicyLoss){0};
+    return policy_value_loss(a->settings.value_clip, a->values[r], terms[POLICY_OLD_VALUE], terms[POLICY_RETURN]);
+}
+
 KERNEL(policy_sequence, PolicyArguments) {
     static SHARED float scratch[THREADS / WAVE];
     const int32_t GLOBAL *bounds = a.sequences + block_x() * SEQUENCE_BOUNDS;
@@ -64,19 +70,23 @@ KERNEL(policy_sequence, PolicyArguments) {
         const float GLOBAL *terms = a.terms + r * POLICY_TERMS;
         if (a.targets[r] < 0) continue;
         float l = -a.losses[r], d = log_ratio(&a, r), share = terms[POLICY_SHARE];
-        PolicyLoss loss = policy_objective(&a.settings, a.whole ? sequence.d : d, l, terms[POLICY_ADVANTAGE]);
+        PolicyLoss loss = policy_objective(&a.settings, a.whole ? sequence.d : d, l, terms[POLICY_ADVANTAGE]), value = value_loss(&a, r);
         float to_reference = a.settings.kl > 0 ? terms[POLICY_REFERENCE] - l : 0;
         float slope = a.whole ? sequence.slope : loss.slope * share;
         if (a.settings.kl > 0) slope += share * a.settings.kl * (1 - fast_exp(to_reference > 20 ? 20 : to_reference));
         slope += share * a.settings.entropy * l;
         if (a.weights) a.weights[r] = -slope;
-        sums[SEQUENCE_LOSS] += share * (loss.value + a.settings.kl * policy_k3(to_reference) + a.settings.entropy * l);
+        if (a.d_values) a.d_values[r] = share * a.settings.value_coefficient * value.slope;
+        sums[SEQUENCE_LOSS] += share * (loss.value + a.settings.kl * policy_k3(to_reference) + a.settings.entropy * l +
+                                           a.settings.value_coefficient * value.value);
         sums[POLICY_TOKENS] += 1;
         sums[POLICY_SURPRISE] -= l;
         sums[POLICY_CLIPPED] += (float)loss.clipped;
         sums[POLICY_MISMATCH] += policy_k3(d);
         sums[POLICY_DIFFERENT] += d != 0 ? 1 : 0;
         sums[POLICY_KL] += policy_k3(to_reference);
+        sums[POLICY_VALUE_LOSS] += value.value;
+        sums[POLICY_VALUE_CLIPPED] += (float)value.clipped;
     }
     UNROLL for (int i = 0; i < SEQUENCE_NUMBERS; i++) {
         float sum = block_sum(sums[i], scratch, THREADS);
@@ -113,25 +123,28 @@ static int64_t policy_gpu_workspace(const Graph *graph, const Node *node) {
 
 GPU_OP(policy, policy_gpu_workspace) {
     const PolicyAttributes *config = call->attributes;
+    bool first = mesh_index(call->mesh, AXES_TENSOR) == 0; /* all ranks have the same sequences, and add up their gradients of values */
     int64_t rows = call->in_shape[POLICY_LOSSES_IN][0], count = call->in_shape[POLICY_SEQUENCES][0];
     PolicyArguments arguments = {.losses = call->in[POLICY_LOSSES_IN],
         .terms = call->in[POLICY_ROWS],
         .targets = call->in[POLICY_TARGETS],
         .sequences = call->in[POLICY_SEQUENCES],
+        .values = call->in[POLICY_VALUES],
         .numbers = call->workspace,
         .weights = call->out[POLICY_WEIGHTS],
+        .d_values = first ? call->out[POLICY_D_VALUES] : NULL,
         .loss = call->out[POLICY_LOSS],
         .sums = call->out[POLICY_SUM],
         .settings = {(float)config->low, (float)config->high, (float)config->dual, (float)config->kl, (float)config->entropy,
-            (float)config->penalty, config->objective, config->ratio},
+            (float)config->penalty, (float)config->value_clip, (float)config->value_coefficient, config->objective, config->ratio},
         .count = (int32_t)count,
         .whole = config->ratio != RATIO_OF_TOKEN,
         .mean = config->ratio == RATIO_OF_MEAN};
     device_fill(call->device, arguments.numbers, 0, count * SEQUENCE_NUMBERS * (int64_t)sizeof(float));
     if (arguments.weights) device_fill(call->device, arguments.weights, 0, rows * (int64_t)sizeof(float));
+    if (call->out[POLICY_D_VALUES]) device_fill(call->device, call->out[POLICY_D_VALUES], 0, rows * (int64_t)sizeof(float));
     launch_policy_sequence(call->device, (LaunchShape){.x = count, .threads = THREADS}, &arguments);
-    if (mesh_index(call->mesh, AXES_TENSOR) > 0) return; /* all ranks have the same sequences */
-    launch_policy_sums(call->device, (LaunchShape){.x = 1, .threads = THREADS}, &arguments);
+    if (first) launch_policy_sums(call->device, (LaunchShape){.x = 1, .threads = THREADS}, &arguments);
 }
 
 #endif

@@ -14,6 +14,7 @@ typedef struct PolicyTensors {
     TensorId targets;   /* INT32 [R]; negative: a token that the model has not drawn, or that is not trained */
     TensorId sequences; /* INT32 [P, SEQUENCE_BOUNDS] */
     TensorId terms;     /* WIDE [R, POLICY_TERMS] */
+    TensorId values;    /* WIDE [R, 1]: what the value head returns; TENSOR_NONE: none */
     TensorId loss;      /* METRIC WIDE [1 or more]; the first is added to */
     TensorId sums;      /* METRIC WIDE [POLICY_SUMS], added to */
 } PolicyTensors;
@@ -28,13 +29,15 @@ typedef enum PolicyOperand {
     POLICY_TARGETS,   /* as in PolicyTensors, like the next two */
     POLICY_SEQUENCES,
     POLICY_ROWS,
+    POLICY_VALUES,   /* WIDE [R, 1], optional */
     POLICY_LOSS = 0, /* METRIC WIDE [1 or more]; the first is added to */
     POLICY_SUM,      /* METRIC WIDE [POLICY_SUMS], added to */
     POLICY_WEIGHTS,  /* WIDE [R]: the gradient of the loss with respect to each token's -log p; in training */
+    POLICY_D_VALUES, /* like values; in training */
 } PolicyOperand;
 
 /* The attributes: the numbers of a rule and of the settings. */
 typedef struct PolicyAttributes {
     int objective, ratio; /* PolicyObjective, PolicyRatio */
-    double low, high, dual, kl, entropy, penalty;
+    double low, high, dual, kl, entropy, penalty, value_clip, value_coefficient;
 } PolicyAttributes;

@@ -11,6 +11,10 @@
  * The entropy of a distribution has the gradient -E[log p grad log p], so the gradient of this term
  * with respect to l is entropy * l, and not entropy.
  *
+ * With values, a token whose value is v, was v' before the updates and should be R has the loss
+ *     value_coefficient / 2 max((v - R)^2, (clip(v, v' - value_clip, v' + value_clip) - R)^2)
+ * as well, which is that of the code of arXiv 1707.06347 and of TRL.
+ *
  * With a ratio of sequences, d is the mean or the sum of d over the tokens of the sequence. The loss
  * of a sequence then has the sum of the weights of its rows (GSPO, arXiv 2507.18071, equation 5).
  *
@@ -30,23 +34,37 @@ TensorId op_policy(Graph *graph, TensorId x, TensorId w, const PolicyTensors *te
         .dual = config->dual,
         .kl = config->kl,
         .entropy = config->entropy,
-        .penalty = config->penalty};
+        .penalty = config->penalty,
+        .value_clip = config->value_clip,
+        .value_coefficient = config->value_coefficient};
     assert(graph_elements(graph, tensors->sequences) == policy_most_sequences(rows) * SEQUENCE_BOUNDS);
     assert(graph_elements(graph, tensors->terms) == rows * POLICY_TERMS && graph_elements(graph, tensors->sums) == POLICY_SUMS);
     TensorId losses = op_token_losses(graph, x, w, tensors->targets, vocabulary);
     Inputs in = {[POLICY_LOSSES_IN] = losses,
         [POLICY_TARGETS] = tensors->targets,
         [POLICY_SEQUENCES] = tensors->sequences,
-        [POLICY_ROWS] = tensors->terms};
+        [POLICY_ROWS] = tensors->terms,
+        [POLICY_VALUES] = tensors->values};
     Outputs out = {[POLICY_LOSS] = tensors->loss, [POLICY_SUM] = tensors->sums};
     if (graph->training) out[POLICY_WEIGHTS] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &rows, "token_weights");
+    if (graph->training && tensors->values) out[POLICY_D_VALUES] = graph_activation_like(graph, TYPE_WIDE, tensors->values, "d_values");
     graph_node(graph, OP_policy, in, out, &attributes, sizeof attributes);
     graph->tensors[losses].keep = true;
     if (graph->training) op_token_losses_gradient(graph, x, w, tensors->targets, out[POLICY_WEIGHTS], vocabulary);
     return losses;
 }
 
+static void policy_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    (void)graph;
+    (void)d_out;
+    d_in[POLICY_VALUES] = node->out[POLICY_D_VALUES];
+}
+
 /* Counts ten flops per row. */
 static double policy_flops(const Graph *graph, const Node *node) { return 10.0 * graph_elements(graph, node->in[POLICY_LOSSES_IN]); }
 
-const Op op_rule_policy = {.name = "policy", .adds_to = OPERAND(POLICY_LOSS) | OPERAND(POLICY_SUM), .flops = policy_flops};
+const Op op_rule_policy = {.name = "policy",
+    .adds_to = OPERAND(POLICY_LOSS) | OPERAND(POLICY_SUM),
+    .loss = true,
+    .gradient = policy_gradient,
+    .flops = policy_flops};

@@ -7,7 +7,7 @@
 
 /* The settings of a loss, in the type of the back end. */
 typedef struct PolicyNumbers {
-    POLICY_REAL low, high, dual, kl, entropy, penalty;
+    POLICY_REAL low, high, dual, kl, entropy, penalty, value_clip, value_coefficient;
     int objective, ratio;
 } PolicyNumbers;
 
@@ -16,6 +16,15 @@ typedef struct PolicyLoss {
     POLICY_REAL value, slope;
     int clipped;
 } PolicyLoss;
+
+/* Returns the loss of a value whose target is `target`, and its derivative with respect to the value. The
+ * larger of two errors counts: of the value, and of the value within `clip` of the old one (0: no bound). */
+POLICY_INLINE PolicyLoss policy_value_loss(POLICY_REAL clip, POLICY_REAL value, POLICY_REAL old, POLICY_REAL target) {
+    POLICY_REAL bounded = clip > 0 && value < old - clip ? old - clip : clip > 0 && value > old + clip ? old + clip : value;
+    POLICY_REAL error = value - target, other = bounded - target;
+    int clipped = other * other > error * error;
+    return (PolicyLoss){(clipped ? other * other : error * error) / 2, clipped ? 0 : error, clipped};
+}
 
 /* e^d - 1 - d, exactly 0 for 0. Beyond the bounds, which only broken runs reach, it stays finite. */
 POLICY_INLINE POLICY_REAL policy_k3(POLICY_REAL d) {
