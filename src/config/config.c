@@ -694,11 +694,30 @@ static bool check_preference(const Config *config, Error *error) {
                "preference.loss does not work with fp8.recipe, because FP8 is too coarse for log-probability differences: remove one");
 }
 
+/* Ranks generate different samples, each at its own pace, with the weights that train. */
+static bool check_policy_layout(const LayoutConfig *layout, Error *error) {
+    const struct {
+        const char *setting;
+        int64_t value, most;
+        const char *why;
+    } limits[] = {
+        {"layout.pp", layout->pp, 1, "a token would pass through all stages one after another, and all but one of them would wait"},
+        {"layout.cp", layout->cp, 1, "a rank generates with the caches of whole samples"},
+        {"layout.ep", layout->ep, 1, "ranks that exchange rows of experts would have to draw each token together"},
+        {"layout.zero", layout->zero, 2, "a rank would gather all weights for each token"},
+    };
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (limits[i].value > limits[i].most)
+            return error_set(error, ERROR_USAGE,
+                "rl.loss does not work with %s=%lld, because %s: set it to %lld; layout.tp divides a model", limits[i].setting,
+                (long long)limits[i].value, limits[i].why, (long long)limits[i].most);
+    return true;
+}
+
 /* Checks the settings of reinforcement learning. A step's tokens depend on its samples, so the tokens
  * of a step are those of one microbatch. */
 static bool check_policy(const Config *config, Error *error) {
     const RlConfig *rl = &config->rl;
-    const LayoutConfig *layout = &config->layout;
     if (!config->model.policy.loss) return true;
     const PolicyRule *rule = policy_rule(&config->model.policy);
     if (!config->init[0]) return error_set(error, ERROR_USAGE, "rl.loss=%s trains an existing model: set init=MODEL", rule->name);
@@ -748,13 +767,7 @@ static bool check_policy(const Config *config, Error *error) {
         return error_set(error, ERROR_USAGE, "rl.loss packs samples into sequences: set data.document_mask=true");
     if (config->model.fp8.recipe != FP8_NONE)
         return error_set(error, ERROR_USAGE, "rl.loss does not work with fp8.recipe: samples and updates would round differently");
-    if (layout->pp > 1 || layout->cp > 1 || layout->ep > 1 || layout->zero > 2)
-        return error_set(error, ERROR_USAGE,
-            "rl.loss generates with the weights that train: set layout.pp, cp and ep to 1, and layout.zero to at most 2; layout.tp divides "
-            "a model");
-    if (layout->tp > 1 && rl->environment[0])
-        return error_set(error, ERROR_USAGE, "rl.environment works on ranks with the whole model: set layout.tp=1");
-    return true;
+    return check_policy_layout(&config->layout, error);
 }
 
 bool config_check_started(Config *config, int64_t started, Error *error) {

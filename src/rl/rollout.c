@@ -133,6 +133,14 @@ typedef struct Generating {
     int64_t submitted, asked;   /* samples without a result of the rewards; of the environment */
 } Generating;
 
+/* What one rank tells others, in numbers, which doubles hold exactly. */
+typedef struct Message {
+    double *items;
+    size_t count;
+} Message;
+
+static void put_number(Message *message, double number) { array_append(message->items, message->count, number); }
+
 /* The samples of one prompt. */
 typedef struct PromptGroup {
     Generating *generating;
@@ -187,7 +195,7 @@ static void submit_turn(const Generating *generating, RewardSet *program, const 
     generated_text_free(&asked);
 }
 
-/* One of the ranks that divide the model judges the samples, which all of them have. */
+/* One of the ranks that divide the model asks the programs about the samples, which all of them have. */
 static bool is_judge(const RolloutMaker *maker) { return mesh_index(maker->options.session->mesh, AXES_TENSOR) == 0; }
 
 static void judge_sample(Generating *generating, const RolloutSample *sample) {
@@ -197,9 +205,10 @@ static void judge_sample(Generating *generating, const RolloutSample *sample) {
 }
 
 static void ask_environment(Generating *generating, const RolloutSample *sample) {
+    generating->asked++;
+    if (!is_judge(generating->maker)) return;
     json_auto_t *turns = rollout_turns(generating->maker, sample);
     submit_turn(generating, environment_program(generating->maker->environment), sample, turns);
-    generating->asked++;
 }
 
 /* Returns whether a sample that has `more` tokens after its present ones could draw another one. */
@@ -232,66 +241,95 @@ static void end_drawn(void *context, int index, EngineEnd end) {
 
 /* -- Environment --------------------------------------------------------------------------------------------------- */
 
-/* Appends to a sample, which goes on. If there is no room for it, the environment is asked again, for a
- * reward. */
-static bool append_to_sample(Generating *generating, RolloutSample *sample, const json_t *append, Error *error) {
-    RolloutMaker *maker = generating->maker;
-    int64_t id = sample - generating->samples;
-    PromptGroup *group = &generating->groups[id / generating->each];
-    SCOPED(token_ids_free) TokenIds ids = {0};
-    Error reason = {0};
-    bool encoded = sample->last ? error_set(&reason, ERROR_DATA, "environment: it appended to a \"last\" turn: answer with a \"reward\"")
-                                : environment_encode(maker->environment, generating->prompts->items[sample->prompt].record, append,
-                                      sample->ids.items[sample->ids.count - 1], &ids, &reason);
-    if (encoded && has_room(generating, sample, ids.count)) {
-        for (size_t i = 0; i < ids.count; i++) {
-            size_t count = sample->ids.count;
-            array_append(sample->old, count, NAN);
-            token_ids_append(&sample->ids, ids.items[i]);
-        }
-        engine_extend(maker->engine, group, (int)(id % generating->each), ids.items, (int64_t)ids.count);
-        return true;
-    }
-    engine_extend(maker->engine, group, (int)(id % generating->each), NULL, 0);
-    sample->last = sample->cut = true;
-    if (encoded) ask_environment(generating, sample);
-    else sample->reward = NAN;
-    return encoded || rewards_exclude(environment_program(maker->environment), id, reason.message, error);
+/* What the environment said of a sample, in numbers: the sample, whether it has no reward, the reward, the
+ * count of appended tokens (-1: the sample ends), and the tokens. */
+enum { ANSWER_SAMPLE, ANSWER_FAILED, ANSWER_REWARD, ANSWER_COUNT, ANSWER_TOKENS };
+
+static void put_answer(Message *message, int64_t id, bool failed, double reward, const TokenIds *ids) {
+    put_number(message, (double)id);
+    put_number(message, failed);
+    put_number(message, reward);
+    put_number(message, ids ? (double)ids->count : -1);
+    for (size_t i = 0; ids && i < ids->count; i++) put_number(message, ids->items[i]);
 }
 
-/* Takes an answer of the environment. */
-static bool take_answer(Generating *generating, Error *error) {
+/* Takes an answer of the environment into the message. */
+static bool take_answer(const Generating *generating, Message *message, Error *error) {
     RolloutMaker *maker = generating->maker;
-    RewardResult result = {0};
-    generating->asked--;
+    SCOPED(reward_result_free) RewardResult result = {0};
+    SCOPED(token_ids_free) TokenIds ids = {0};
+    Error reason = {0};
     if (!rewards_take(environment_program(maker->environment), &result, error)) return false;
-    RolloutSample *sample = &generating->samples[result.id];
+    const RolloutSample *sample = &generating->samples[result.id];
+    bool encoded = !result.append ? true
+                   : sample->last ? error_set(&reason, ERROR_DATA, "environment: it appended to a \"last\" turn: answer with a \"reward\"")
+                                  : environment_encode(maker->environment, generating->prompts->items[sample->prompt].record, result.append,
+                                        sample->ids.items[sample->ids.count - 1], &ids, &reason);
+    put_answer(message, result.id, result.failure || !encoded, result.total, result.append && encoded ? &ids : NULL);
+    return encoded || rewards_exclude(environment_program(maker->environment), result.id, reason.message, error);
+}
+
+/* Appends to a sample, which goes on, or ends it. If there is no room, the environment is asked again, for a
+ * reward. Returns the next answer. */
+static const double *apply_answer(Generating *generating, const double *answer) {
+    RolloutMaker *maker = generating->maker;
+    int64_t id = (int64_t)answer[ANSWER_SAMPLE], count = (int64_t)answer[ANSWER_COUNT];
+    RolloutSample *sample = &generating->samples[id];
+    PromptGroup *group = &generating->groups[id / generating->each];
     double *given = &sample->values[reward_parts(maker)];
-    bool good = true;
-    if (result.append) {
-        bool last = sample->last;
-        good = append_to_sample(generating, sample, result.append, error);
-        if (sample->last == last) *given += result.total;
-    } else {
-        engine_extend(maker->engine, &generating->groups[result.id / generating->each], (int)(result.id % generating->each), NULL, 0);
-        *given += result.total;
-        sample->reward = result.failure ? NAN : *given;
-        if (!result.failure) judge_sample(generating, sample);
+    bool fits = count > 0 && has_room(generating, sample, (size_t)count);
+    size_t before = sample->ids.count;
+    generating->asked--;
+    for (int64_t i = 0; fits && i < count; i++) {
+        size_t at = sample->ids.count;
+        array_append(sample->old, at, NAN);
+        token_ids_append(&sample->ids, (int32_t)answer[ANSWER_TOKENS + i]);
     }
-    reward_result_free(&result);
-    return good;
+    engine_extend(maker->engine, group, (int)(id % generating->each), sample->ids.items + before, fits ? count : 0);
+    if (fits || count < 0) *given += answer[ANSWER_REWARD];
+    if (count < 0) {
+        bool failed = answer[ANSWER_FAILED] > 0;
+        sample->reward = failed ? NAN : *given;
+        if (!failed) judge_sample(generating, sample);
+    } else if (!fits) {
+        sample->last = sample->cut = true;
+        ask_environment(generating, sample);
+    }
+    return answer + ANSWER_TOKENS + (count > 0 ? count : 0);
+}
+
+/* Gives the judge's message to all ranks that divide the model; `good` false: the judge has failed. */
+static bool share_answers(const RolloutMaker *maker, Message *message, bool good, Error *error) {
+    Comm *group = mesh_group(maker->options.session->mesh, AXES_TENSOR);
+    int64_t notice[] = {(int64_t)message->count, !good};
+    if (comm_size(group) == 1) return good;
+    Error ignored = {0};
+    if (!comm_host_broadcast(group, "answers", notice, 2, COMM_I64, 0, good ? error : &ignored)) return false;
+    if (notice[1])
+        return is_judge(maker) ? false : error_set(error, ERROR_DATA, "the environment failed, for the reason in another rank's message");
+    while ((int64_t)message->count < notice[0]) put_number(message, 0);
+    return comm_host_broadcast(group, "answers", message->items, notice[0], COMM_F64, 0, error);
 }
 
 /* Takes the answers that are there; waits for one if nothing else is to be done. */
 static bool take_answers(Generating *generating, Error *error) {
     const RolloutMaker *maker = generating->maker;
+    Message message = {0};
     if (!generating->asked) return true;
-    bool idle = engine_waits(maker->engine) || !engine_busy(maker->engine), taken = true;
+    bool idle = engine_waits(maker->engine) || !engine_busy(maker->engine), good = true;
     double start = log_seconds();
-    if (idle) rewards_wait(environment_program(maker->environment), 1);
+    if (is_judge(maker)) {
+        RewardSet *program = environment_program(maker->environment);
+        if (idle) rewards_wait(program, 1);
+        for (int64_t left = generating->asked; good && left && rewards_wait(program, 0); left--)
+            good = take_answer(generating, &message, error);
+    }
+    good = share_answers(maker, &message, good, error);
     if (idle) generating->waited += log_seconds() - start;
-    while (taken && generating->asked && rewards_wait(environment_program(maker->environment), 0)) taken = take_answer(generating, error);
-    return taken;
+    const double *at = message.items, *end = at + message.count;
+    while (good && at < end) at = apply_answer(generating, at);
+    free(message.items);
+    return good;
 }
 
 /* Waits for the rewards of the submitted samples, unless a stop is requested. */
@@ -374,15 +412,7 @@ static bool generate_own(
 
 /* -- Sharing ------------------------------------------------------------------------------------------------------- */
 
-/* A rank's message: its samples as numbers, which doubles hold exactly. */
-typedef struct SampleMessage {
-    double *items;
-    size_t count;
-} SampleMessage;
-
-static void put_number(SampleMessage *message, double number) { array_append(message->items, message->count, number); }
-
-static void put_sample(SampleMessage *message, const RolloutSample *sample, int values) {
+static void put_sample(Message *message, const RolloutSample *sample, int values) {
     put_number(message, (double)sample->ids.count);
     put_number(message, (double)sample->turns);
     put_number(message, sample->cut);
@@ -438,7 +468,7 @@ static bool share_samples(Generating *generating, int64_t prompts, bool good, bo
     const Mesh *mesh = maker->options.session->mesh;
     int64_t each = generating->each, first = is_judge(maker) ? mesh_index(mesh, AXES_DATA) : -1, step = mesh_size(mesh, AXES_DATA);
     SCOPED_FREE ShareNotice *notices = memory_allocate((size_t)size * sizeof *notices);
-    SampleMessage mine = {0};
+    Message mine = {0};
     for (int64_t i = first; i >= 0 && i < prompts && good && !*stopped; i += step)
         for (int64_t s = 0; s < each; s++) put_sample(&mine, &generating->samples[i * each + s], values);
     notices[rank] = (ShareNotice){first, (int64_t)mine.count, good ? 0 : error->code, *stopped};

@@ -130,13 +130,32 @@ static void a_killed_run_continues_with_the_same_bits(void **state) {
     assert_true(same_checkpoint("killed", "prompt", 8));
 }
 
+/* Ranks that divide the model get the answers together, whenever they come. */
 static void ranks_play_what_one_process_plays(void **state) {
     (void)state;
+    static const struct {
+        int ranks;
+        const char *settings;
+    } layouts[] = {{2, ""}, {2, "layout.tp=2"}, {2, "layout.tp=2 rl.environment=program:./late-game rl.reward_in_flight=4"},
+        {4, "layout.tp=2 layout.zero=1"}};
     smelt_good(BRIEF "run=one rl.environment=python:game.py precision=fp64 rl.slots=5");
-    smelt_good("launch -n 2 -- " BRIEF "run=two rl.environment=python:game.py precision=fp64");
-    compare_records_within("two", "one", "step", "loss", 1e-9);
-    compare_records_within("two", "one", "step", "reward", 0);
-    compare_records_within("two", "one", "step", "turns", 0);
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        char words[1024], run[16];
+        snprintf(run, sizeof run, "ranks-%zu", i);
+        snprintf(words, sizeof words, "launch -n %d -- " BRIEF "run=%s rl.environment=python:game.py precision=fp64 %s", layouts[i].ranks,
+            run, layouts[i].settings);
+        smelt_good(words);
+        compare_records_within(run, "one", "step", "grad_norm", 1e-8);
+        compare_records_within(run, "one", "step", "reward", 0);
+        compare_records_within(run, "one", "step", "turns", 0);
+    }
+    write_text("broken.py", "def environment(**fields): return 1 / 0\n");
+    smelt_says(
+        ERROR_DATA, "ZeroDivisionError", "launch -n 2 restarts=0 -- " BRIEF "run=broken rl.environment=python:broken.py layout.tp=2");
+    write_text("some.py", "def environment(completion, **fields): return '' if completion == '2' else 1\n");
+    smelt_good("launch -n 2 -- " BRIEF "run=some-tp rl.environment=python:some.py rl.reward_errors=skip layout.tp=2 precision=fp64");
+    smelt_good(BRIEF "run=some-one rl.environment=python:some.py rl.reward_errors=skip precision=fp64");
+    assert_true(recorded("some-tp", "step", 0, "failed_share") == recorded("some-one", "step", 0, "failed_share"));
 }
 
 /* -- Samples ------------------------------------------------------------------------------------------------------- */

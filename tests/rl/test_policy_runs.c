@@ -168,6 +168,11 @@ static void what_cannot_work_is_refused(void **state) {
     smelt_says(ERROR_USAGE, "batch.tokens", REVERSE "run=x batch.tokens=2048");
     smelt_says(ERROR_USAGE, "set init=MODEL", POLICY "run=x data.train=prompts.jsonl rl.loss=grpo rl.reward=exact");
     smelt_says(ERROR_DATA, "answer", REVERSE "run=x data.train=words.jsonl");
+    smelt_says(ERROR_USAGE, "does not work with layout.pp=2", REVERSE "run=x layout.pp=2");
+    smelt_says(ERROR_USAGE, "does not work with layout.cp=2", REVERSE "run=x layout.cp=2");
+    smelt_says(ERROR_USAGE, "does not work with layout.ep=2", REVERSE "run=x layout.ep=2");
+    smelt_says(ERROR_USAGE, "does not work with layout.zero=3", REVERSE "run=x layout.zero=3");
+    smelt_says(ERROR_USAGE, "exact=true", REVERSE "run=x exact=true layout.tp=2");
     write_text("twice.jsonl", "{\"prompt\": \"abc=\", \"answer\": \"cba\", \"answer\": \"abc\"}\n");
     smelt_says(ERROR_DATA, "twice.jsonl, line 1", REVERSE "run=x data.train=twice.jsonl");
     smelt_says(ERROR_USAGE, "exact=true with lora.rank=4", "generate adapters a exact=true");
