@@ -307,6 +307,9 @@ static const Option rows[] = {
         "address of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets the numbers by OTLP/HTTP in JSON; empty: none",
         ONCE),
     REAL_OPTION(metrics.every, "15", 1, 86400, "seconds", "time between two writes of metrics.file and posts to metrics.otlp", ONCE),
+    REAL_OPTION(metrics.system, "15", 0, 86400, "seconds",
+        "time between two samples of the machine of rank 0: processors, memory, disks, networks, GPUs; 0: none", FREE),
+    REAL_OPTION(metrics.price, "0", 0, 1e6, "$/h", "price of a device, for the cost on the page of the run; 0: unknown", FREE),
     INT_OPTION(
         metrics.layers, "0", 0, MANY, "steps", "steps between records of the norms of each layer's gradients and weights; 0: none", FREE),
     INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end", FREE),

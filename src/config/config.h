@@ -241,7 +241,7 @@ typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 /* Exports of a training's numbers (run/exporter.h). */
 typedef struct MetricsConfig {
     const char *listen, *file, *otlp;
-    double every;
+    double every, system, price;
     int64_t layers;
 } MetricsConfig;
 

@@ -40,7 +40,7 @@ struct HealthAmd {
 
 /* -- The library --------------------------------------------------------------------------------------------------- */
 
-static void *open_rocm_smi(const char *root) {
+void *rocm_smi_open(const char *root) {
     static const char *const files[] = {
         "librocm_smi64.so", "librocm_smi64.so.1", "librocm_smi64.so.7", "librocm_smi64.so.6", "librocm_smi64.so.5"};
     void *library = NULL;
@@ -61,7 +61,7 @@ HealthAmd *health_amd_open(const char *root) {
     static const char *const names[] = {AMD_CALLS(LIBRARY_NAME)};
     if (!has_driver(root)) return NULL;
     HealthAmd *amd = memory_allocate(sizeof *amd);
-    *amd = (HealthAmd){.library = open_rocm_smi(root), .metrics = memory_allocate(METRICS_BYTES)};
+    *amd = (HealthAmd){.library = rocm_smi_open(root), .metrics = memory_allocate(METRICS_BYTES)};
     amd->initialized = amd->library && !library_find(amd->library, names, &amd->call) && amd->call.initialize(0) == 0;
     if (amd->initialized && amd->call.count(&amd->count) != 0) amd->count = 0;
     if (amd->count > MOST_GPUS) amd->count = MOST_GPUS;

@@ -1,4 +1,4 @@
-/* The parts of librocm_smi64 that health_amd.c uses; numbers and layouts are those of rocm_smi.h of
+/* The parts of librocm_smi64 that health_amd.c and sensors_gpu.c use; numbers and layouts are those of rocm_smi.h of
  * ROCm 5 to 7. tools/check-headers compiles these tables against that header. */
 #pragma once
 
@@ -17,10 +17,29 @@ typedef struct ErrorCount { uint64_t corrected, uncorrected, more[14]; } ErrorCo
     CALL(xgmi, rsmi_dev_xgmi_error_status, (uint32_t gpu, int *status))                                      \
     CALL(metrics, rsmi_dev_gpu_metrics_info_get, (uint32_t gpu, void *metrics))
 
+/* Power in microwatts; the energy is the counter times microjoules. */
+#define AMD_SENSORS(CALL)                                                                                    \
+    CALL(initialize, rsmi_init, (uint64_t flags))                                                            \
+    CALL(shut_down, rsmi_shut_down, (void))                                                                  \
+    CALL(count, rsmi_num_monitor_devices, (uint32_t *count))                                                 \
+    CALL(busy, rsmi_dev_busy_percent_get, (uint32_t gpu, uint32_t *percent))                                 \
+    CALL(memory, rsmi_dev_memory_usage_get, (uint32_t gpu, int kind, uint64_t *bytes))                       \
+    CALL(power, rsmi_dev_power_ave_get, (uint32_t gpu, uint32_t sensor, uint64_t *microwatts))               \
+    CALL(temperature, rsmi_dev_temp_metric_get, (uint32_t gpu, uint32_t sensor, int metric, int64_t *value)) \
+    CALL(energy, rsmi_dev_energy_count_get, (uint32_t gpu, uint64_t *counter, float *microjoules, uint64_t *time))
+
+/* Since ROCm 6, and on GPUs that report no mean. */
+#define AMD_POWER_NOW "rsmi_dev_power_get"
+typedef int AmdPowerNow(uint32_t gpu, uint64_t *microwatts, int *kind);
+
+/* Opens the library below `root` ("": the system's own); NULL: there is none. In health_amd.c. */
+void *rocm_smi_open(const char *root);
+
 /* (our name, number, its name in rocm_smi.h) */
 #define AMD_NUMBERS(NUMBER) \
     NUMBER(SENSOR_JUNCTION, 1, RSMI_TEMP_TYPE_JUNCTION) \
     NUMBER(SENSOR_MEMORY, 2, RSMI_TEMP_TYPE_MEMORY) \
+    NUMBER(AMD_MEMORY_VRAM, 0, RSMI_MEM_TYPE_VRAM) \
     NUMBER(TEMPERATURE_NOW, 0, RSMI_TEMP_CURRENT) \
     NUMBER(TEMPERATURE_CRITICAL, 5, RSMI_TEMP_CRITICAL)
 #define AMD_NUMBER(name, number, symbol) name = number,

@@ -354,6 +354,26 @@ static void reward_sections(const Page *page) {
     fputs("</div>\n", page->out);
 }
 
+/* Each of these is shown if a run has samples of its machine. */
+static void machine_sections(const Page *page) {
+    static const Curve curves[] = {
+        {SERIES_GPU, "GPUs", "percent of the time with kernels, mean of the GPUs", 0, true, false, false},
+        {SERIES_WATTS, "Power", "watts of all GPUs", 0, true, false, false},
+        {SERIES_CELSIUS, "Temperature",
+            "\xC2\xB0"
+            "C of the hottest GPU",
+            0, false, false, false},
+        {SERIES_CPU, "Processors", "percent of all processors", 0, true, false, false},
+        {SERIES_MACHINE_MEMORY, "Memory of the machine", "GiB in use", 0, true, false, false},
+        {SERIES_DISK, "Disks", "MB read and written per second", 0, true, false, false},
+        {SERIES_NETWORK, "Networks", "MB received and sent per second", 0, true, false, false},
+    };
+    fputs("<div class=\"pair\">\n", page->out);
+    for (size_t i = 0; i < sizeof curves / sizeof *curves; i++)
+        if (has_series(page, curves[i].series)) curve_section(page, &curves[i]);
+    fputs("</div>\n", page->out);
+}
+
 void page_other_curves(const Page *page) {
     static const Curve rate = {SERIES_LR, "Learning rate", "learning rate", 0, true, false, false};
     static const Curve norm = {SERIES_NORM, "Gradient norm", "L2 norm before clipping", 20, false, false, true};
@@ -365,4 +385,5 @@ void page_other_curves(const Page *page) {
     curve_section(page, &norm);
     fputs("</div>\n", page->out);
     curve_section(page, &speed);
+    if (page->count == 1) machine_sections(page);
 }

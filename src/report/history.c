@@ -111,7 +111,8 @@ static bool add_step(History *history, const StepRecord *record) {
     history->last_step = step;
     Point point = {
         .first = step, .last = step, .tokens = numbers[STEP_TOKENS_SEEN], .time = numbers[STEP_TIME], .offset = history->place.offset};
-    for (StepField i = 0; i < SERIES_COUNT; i++) point.series[i] = span_of(numbers[i]);
+    for (StepField i = 0; i < SERIES_MACHINE; i++) point.series[i] = span_of(numbers[i]);
+    for (StepField i = SERIES_MACHINE; i < SERIES_COUNT; i++) point.series[i] = span_of(history->machine[i - SERIES_MACHINE]);
     thin_add(&history->thin, history->points, sizeof point, HISTORY_POINTS, &point, merge_points);
     if (record->skipped) marks_add(&history->skipped, (Mark){step, NAN, NAN});
     else if (!isfinite(loss)) marks_add(&history->broken, (Mark){step, NAN, NAN});
@@ -207,6 +208,40 @@ static bool add_notice(History *history, int64_t step, const json_t *record) {
     return true;
 }
 
+typedef struct GpuTotals { double sum, highest; } GpuTotals; /* NaN: unknown */
+
+static GpuTotals gpu_totals(const json_t *record, const char *name) {
+    const json_t *list = json_object_get(record, name), *value;
+    GpuTotals totals = {NAN, NAN};
+    size_t i;
+    json_array_foreach((json_t *)list, i, value) {
+        if (!json_is_number(value)) continue;
+        double one = json_number_value(value);
+        totals.sum = isnan(totals.sum) ? one : totals.sum + one;
+        totals.highest = fmax(totals.highest, one);
+    }
+    return totals;
+}
+
+/* A sample holds for the steps after it, until the next one. */
+static bool add_machine(History *history, const json_t *record) {
+    const double gib = 1 << 30, megabyte = 1e6, joules = number(record, "joules");
+    const json_t *gpus = json_object_get(record, "gpu_percent");
+    double *const machine = history->machine;
+    history->sampled_gpus = (int64_t)json_array_size(gpus);
+    machine[SERIES_CPU - SERIES_MACHINE] = number(record, "cpu_percent");
+    machine[SERIES_MACHINE_MEMORY - SERIES_MACHINE] = number(record, "machine_memory_bytes") / gib;
+    machine[SERIES_DISK - SERIES_MACHINE] =
+        (number(record, "disk_read_bytes_per_second") + number(record, "disk_written_bytes_per_second")) / megabyte;
+    machine[SERIES_NETWORK - SERIES_MACHINE] =
+        (number(record, "network_received_bytes_per_second") + number(record, "network_sent_bytes_per_second")) / megabyte;
+    machine[SERIES_GPU - SERIES_MACHINE] = gpu_totals(record, "gpu_percent").sum / (double)history->sampled_gpus;
+    machine[SERIES_WATTS - SERIES_MACHINE] = gpu_totals(record, "gpu_watts").sum;
+    machine[SERIES_CELSIUS - SERIES_MACHINE] = gpu_totals(record, "gpu_celsius").highest;
+    if (joules >= 0) history->joules = isnan(history->joules) ? joules : history->joules + joules;
+    return true;
+}
+
 /* A phase that begins again replaces its earlier record and removes later phases. */
 static bool add_phase_record(History *history, json_t *record) {
     size_t number = (size_t)json_integer_value(json_object_get(record, "phase"));
@@ -295,6 +330,7 @@ static bool add_record(History *history, json_t *record) {
     if (strcmp(kind, "start") == 0) return add_start(history, step, record);
     if (strcmp(kind, "phase") == 0) return add_phase_record(history, record);
     if (strcmp(kind, "mixture") == 0) return add_mixture(history, record);
+    if (strcmp(kind, "system") == 0) return add_machine(history, record);
     if (strcmp(kind, "event") == 0) return add_notice(history, step, record);
     return strcmp(kind, "end") == 0; /* run_state_read reads it */
 }
@@ -306,13 +342,14 @@ static bool add_metrics_line(History *history, const char *line, size_t length) 
     return json_is_object(record) && add_record(history, record);
 }
 
-static History history_empty(char *path) {
-    return (History){.path = path, .last_loss = NAN, .best.value = NAN, .evaluated_tokens = NAN, .restarts = -1};
+static void history_clear(History *history, char *path) {
+    *history = (History){.path = path, .last_loss = NAN, .best.value = NAN, .evaluated_tokens = NAN, .restarts = -1, .joules = NAN};
+    for (size_t i = 0; i < sizeof history->machine / sizeof *history->machine; i++) history->machine[i] = NAN;
 }
 
 History *history_new(const char *path) {
     History *history = memory_allocate(sizeof *history);
-    *history = history_empty(memory_copy_string(path));
+    history_clear(history, memory_copy_string(path));
     return history;
 }
 
@@ -325,7 +362,7 @@ static void release_records(History *history) {
 
 static void forget_records(History *history) {
     release_records(history);
-    *history = history_empty(history->path);
+    history_clear(history, history->path);
 }
 
 static size_t tail_bytes(const RecordPlace *place) { return place->offset < HISTORY_TAIL ? (size_t)place->offset : HISTORY_TAIL; }

@@ -133,12 +133,15 @@ typedef struct History {
     RunStart starts[HISTORY_STARTS];
     int64_t start_count; /* total; number i is starts[i % HISTORY_STARTS] */
     Notice notices[HISTORY_NOTICES];
-    int64_t notice_count;    /* as start_count */
-    int64_t restarts;        /* starts that made a step, minus one; -1: none */
-    double evaluated_tokens; /* by the last evaluation; NaN: unknown */
-    LoadMap load, norms;     /* norms: row 0 has gradients, row 1 weights; an "expert" is a layer */
-    json_t *phases;          /* records of the phases of a mixture, in order; NULL: none */
-    json_t *mixture;         /* read amounts by source, from the newest record; NULL: unknown */
+    int64_t notice_count;                          /* as start_count */
+    int64_t restarts;                              /* starts that made a step, minus one; -1: none */
+    double evaluated_tokens;                       /* by the last evaluation; NaN: unknown */
+    double machine[SERIES_COUNT - SERIES_MACHINE]; /* the newest sample; NaN: unknown */
+    double joules;                                 /* of the GPUs, of all samples; NaN: unknown */
+    int64_t sampled_gpus;                          /* of the newest sample */
+    LoadMap load, norms;                           /* norms: row 0 has gradients, row 1 weights; an "expert" is a layer */
+    json_t *phases;                                /* records of the phases of a mixture, in order; NULL: none */
+    json_t *mixture;                               /* read amounts by source, from the newest record; NULL: unknown */
 } History;
 
 /* Makes an empty history of a file, which may not exist. */

@@ -108,7 +108,7 @@ function curve(run, series) {
         return {run, style, evaluations, x: evaluations.map(([step]) => x_of(run, step)), mean, soft: mean};
     }
     const [mean, low, high] = points(run).series[series] || [points(run).step.map(() => null)];
-    const width = view.smooth / 100 * mean.length, smooth = series !== 'lr' && mean.length >= 30 && width > 0.3;
+    const width = view.smooth / 100 * mean.length, smooth = !/^(lr$|machine_)/.test(series) && mean.length >= 30 && width > 0.3;
     return {run, style, x: points(run)[view.x], mean, low, high, soft: smooth ? smoothed(mean, width) : mean};
 }
 

@@ -50,16 +50,17 @@ static void print_column(const RunPoints *points, PointValue *value, StepField s
     putc(']', points->out);
 }
 
-/* Prints "loss":[means, lows, highs]; without lows and highs if each point is a single step, and of the learning rate, whose range is narrow. */
-static void print_series(const RunPoints *points, bool ranges) {
+/* Prints "loss":[means, lows, highs]; without lows and highs if each point is a single step, and of the learning rate, whose range is narrow, and of the machine, which a
+ * page of several runs leaves out. */
+static void print_series(const RunPoints *points, bool ranges, bool several) {
     const char *comma = "";
-    for (StepField series = 0; series < SERIES_COUNT; series++) {
+    for (StepField series = 0; series < (several ? SERIES_MACHINE : SERIES_COUNT); series++) {
         bool known = false;
         for (size_t i = 0; i < points->count; i++) known = known || points->items[i].series[series].count;
         if (!known) continue;
         fprintf(points->out, "%s\"%s\":[", comma, step_fields[series]);
-        print_column(points, point_mean, series, 5);
-        if (ranges && series != SERIES_LR) {
+        print_column(points, point_mean, series, series < SERIES_MACHINE ? 5 : 3);
+        if (ranges && series != SERIES_LR && series < SERIES_MACHINE) {
             putc(',', points->out), print_column(points, point_low, series, 4);
             putc(',', points->out), print_column(points, point_high, series, 4);
         }
@@ -106,7 +107,7 @@ static void print_run(const Page *page, const RunView *view, RunPoints *points) 
     fputs(",\"time\":", page->out);
     print_column(points, point_time, 0, DIGITS);
     fputs(",\"series\":{", page->out);
-    print_series(points, merged && page->count == 1);
+    print_series(points, merged && page->count == 1, page->count > 1);
     fputs("},\"evaluations\":[", page->out);
     print_evaluations(page->out, &view->history->evaluations, (size_t)page->count);
     fputs("],\"events\":[", page->out);

@@ -113,6 +113,33 @@ static void time_item(const Page *page) {
     number_item(page, "Time", seconds > 0 ? value : NULL, "in training steps%s%s", of_ranks, to_end);
 }
 
+/* The energy of GPUs that other runs use too is not this run's alone. */
+static void energy_item(const Page *page) {
+    const double joules = page->views->history->joules, tokens = page->views->history->tokens, kilowatt_hour = 3.6e6;
+    const int64_t gpus = page->views->history->sampled_gpus, ranks = ranks_of(page->views);
+    char number[32], value[48], of_token[64] = "";
+    if (!(joules > 0)) return;
+    const bool large = joules >= 0.1 * kilowatt_hour;
+    chart_number(large ? joules / kilowatt_hour : joules, 4, number);
+    snprintf(value, sizeof value, "%s %s", number, large ? "kWh" : "J");
+    chart_number(joules / tokens, 3, number);
+    if (ranks > 0 && ranks <= gpus && tokens > 0) snprintf(of_token, sizeof of_token, ", %s J per token", number);
+    number_item(page, "Energy", value, "of the %lld GPU%s of the machine of rank 0%s", (long long)gpus, plural(gpus), of_token);
+}
+
+static void cost_item(const Page *page) {
+    const RunView *view = page->views;
+    const double price = view_knows_settings(view) ? view->settings.metrics.price : 0;
+    const double hours = view->history->step_seconds * (double)ranks_of(view) / 3600;
+    char number[32], value[48], of_hours[32], of_price[32];
+    if (!(price > 0) || !(hours > 0)) return;
+    chart_number(hours, 4, of_hours);
+    chart_number(price, 4, of_price);
+    chart_number(hours * price, 4, number);
+    snprintf(value, sizeof value, "$%s", number);
+    number_item(page, "Cost", value, "of %s device hours in training steps, at $%s", of_hours, of_price);
+}
+
 static void print_numbers(const Page *page) {
     const History *history = page->views->history;
     const RunStart *start = page_last_start(history);
@@ -128,6 +155,8 @@ static void print_numbers(const Page *page) {
     number_item(page, "Parameters", known ? value : NULL, "%s%s", active ? other : "", active ? "  active per token" : "of the model");
     log_format_bytes(history->memory_bytes, value);
     number_item(page, "Memory", history->memory_bytes > 0 ? value : NULL, "most in use");
+    energy_item(page);
+    cost_item(page);
 }
 
 void page_numbers(const Page *page) {

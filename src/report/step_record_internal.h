@@ -18,7 +18,16 @@ typedef enum StepField {
     SERIES_LENGTH,
     SERIES_ENTROPY,
     SERIES_MISMATCH,
+    /* Of the machine of rank 0; records of samples have them, not those of steps. */
+    SERIES_CPU,
+    SERIES_MACHINE_MEMORY,
+    SERIES_DISK,
+    SERIES_NETWORK,
+    SERIES_GPU,
+    SERIES_WATTS,
+    SERIES_CELSIUS,
     SERIES_COUNT,
+    SERIES_MACHINE = SERIES_CPU, /* the first of them */
     STEP_NUMBER = SERIES_COUNT,
     STEP_MILLISECONDS,
     STEP_TOKENS_SEEN,

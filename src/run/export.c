@@ -10,7 +10,8 @@
 #include "base/memory.h"
 #include "base/scope.h"
 
-/* A number from the newest record of a kind, times `factor`; or, without a field, from the state by `of_state`. */
+/* A number, or a list with a number of each GPU, from the newest record of a kind, times `factor`; or, without a field, from the state
+ * by `of_state`. */
 typedef struct ExportName {
     const char *name, *help;
     bool counter, of_rank; /* of_rank: it is rank 0's alone */
@@ -20,10 +21,7 @@ typedef struct ExportName {
     double (*of_state)(const RunState *state);
 } ExportName;
 
-static double number(const json_t *record, const char *name) {
-    const json_t *value = json_object_get(record, name);
-    return json_is_number(value) ? json_number_value(value) : NAN;
-}
+static double as_number(const json_t *value) { return json_is_number(value) ? json_number_value(value) : NAN; }
 
 static double step_of(const RunState *state) { return (double)state->step; }
 static double steps_of(const RunState *state) { return state->steps ? (double)state->steps : NAN; }
@@ -33,6 +31,7 @@ static double left_of(const RunState *state) { return state->seconds_left; }
 #define OF_STATE(function) .of_state = function
 #define OF_STEP(name, by) .record = RUN_RECORD_STEP, .field = name, .factor = by
 #define OF_EVALUATION(name, by) .record = RUN_RECORD_EVALUATION, .field = name, .factor = by
+#define OF_MACHINE(name, by) .of_rank = true, .record = RUN_RECORD_SYSTEM, .field = name, .factor = by
 #define OF_CHECKPOINT(name, by) .record = RUN_RECORD_CHECKPOINT, .field = name, .factor = by
 
 static const ExportName names[] = {
@@ -70,12 +69,35 @@ static const ExportName names[] = {
     {"smelt_run_checkpoint_timestamp_seconds", "Time at which the newest checkpoint was complete.", OF_CHECKPOINT("time", 1)},
     {"smelt_run_checkpoint_size_bytes", "Size of the newest checkpoint.", OF_CHECKPOINT("bytes", 1)},
     {"smelt_run_checkpoint_duration_seconds", "Time to write the newest checkpoint.", OF_CHECKPOINT("milliseconds", 1e-3)},
+    {"smelt_run_cpu_ratio", "Busy share of the processors of a rank's machine.", OF_MACHINE("cpu_percent", 1e-2)},
+    {"smelt_run_machine_memory_bytes", "Memory in use on a rank's machine.", OF_MACHINE("machine_memory_bytes", 1)},
+    {"smelt_run_disk_read_bytes_per_second", "Read from disks.", OF_MACHINE("disk_read_bytes_per_second", 1)},
+    {"smelt_run_disk_written_bytes_per_second", "Written to disks.", OF_MACHINE("disk_written_bytes_per_second", 1)},
+    {"smelt_run_network_received_bytes_per_second", "Received from networks.", OF_MACHINE("network_received_bytes_per_second", 1)},
+    {"smelt_run_network_sent_bytes_per_second", "Sent to networks.", OF_MACHINE("network_sent_bytes_per_second", 1)},
+    {"smelt_run_gpu_ratio", "Share of the time in which a GPU ran kernels.", OF_MACHINE("gpu_percent", 1e-2)},
+    {"smelt_run_gpu_memory_bytes", "Memory in use on a GPU.", OF_MACHINE("gpu_memory_bytes", 1)},
+    {"smelt_run_gpu_power_watts", "Power of a GPU.", OF_MACHINE("gpu_watts", 1)},
+    {"smelt_run_gpu_temperature_celsius", "Temperature of a GPU.", OF_MACHINE("gpu_celsius", 1)},
 };
 enum { NAMES = sizeof names / sizeof *names };
 static const char state_name[] = "smelt_run_state", state_help[] = "1 for the state in which the run is, else 0.";
 
-static double value_of(const ExportName *name, const RunState *state) {
-    return name->of_state ? name->of_state(state) : name->factor * number(state->records[name->record], name->field);
+static const json_t *field_of(const ExportName *name, const RunState *state) {
+    return name->of_state ? NULL : json_object_get(state->records[name->record], name->field);
+}
+
+/* Returns the number of a GPU if the field is a list; `gpu` is otherwise 0. */
+static double value_of(const ExportName *name, const RunState *state, size_t gpu) {
+    const json_t *field = field_of(name, state);
+    if (name->of_state) return name->of_state(state);
+    return name->factor * as_number(json_is_array(field) ? json_array_get(field, gpu) : field);
+}
+
+/* Returns the GPUs of a list; 0: the field is no list, and has one number. */
+static size_t gpus_of(const ExportName *name, const RunState *state) {
+    const json_t *field = field_of(name, state);
+    return json_is_array(field) ? json_array_size(field) : 0;
 }
 
 bool export_is_healthy(const RunState *state) {
@@ -114,6 +136,22 @@ static void put_states(FILE *out, const ExportedRun *runs, int count) {
         }
 }
 
+static void put_numbers(FILE *out, const ExportName *name, const ExportedRun *run, bool *described) {
+    const size_t gpus = gpus_of(name, run->state);
+    for (size_t i = 0; i < (gpus ? gpus : 1); i++) {
+        double value = value_of(name, run->state, i);
+        if (!isfinite(value)) continue;
+        if (!*described)
+            fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", name->name, name->help, name->name, name->counter ? "counter" : "gauge");
+        *described = true;
+        fprintf(out, "%s{", name->name);
+        put_label(out, "run", run->name);
+        if (name->of_rank) fputs(",rank=\"0\"", out);
+        if (gpus) fprintf(out, ",gpu=\"%zu\"", i);
+        fprintf(out, "} %.15g\n", value);
+    }
+}
+
 char *export_prometheus(const ExportedRun *runs, int count) {
     char *text = NULL;
     size_t size;
@@ -122,16 +160,7 @@ char *export_prometheus(const ExportedRun *runs, int count) {
     put_states(out, runs, count);
     for (const ExportName *name = names; name < names + NAMES; name++) {
         bool described = false;
-        for (int i = 0; i < count; i++) {
-            double value = value_of(name, runs[i].state);
-            if (!isfinite(value)) continue;
-            if (!described)
-                fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", name->name, name->help, name->name, name->counter ? "counter" : "gauge");
-            described = true;
-            fprintf(out, "%s{", name->name);
-            put_label(out, "run", runs[i].name);
-            fprintf(out, "%s} %.15g\n", name->of_rank ? ",rank=\"0\"" : "", value);
-        }
+        for (int i = 0; i < count; i++) put_numbers(out, name, &runs[i], &described);
     }
     fclose(out);
     return text;
@@ -143,13 +172,28 @@ static json_t *attribute(const char *key, const char *value) {
     return json_pack("{s:s, s:{s:s}}", "key", key, "value", "stringValue", value);
 }
 
-/* A metric with one point. Times are strings of nanoseconds. */
-static json_t *otlp_metric(const ExportName *name, double value, double now) {
-    char nanoseconds[32];
+/* A metric with a point for each number, or NULL without one. Times are strings of nanoseconds. */
+static json_t *otlp_metric(const ExportName *name, const RunState *state, double now) {
+    char nanoseconds[32], index[24];
+    const size_t gpus = gpus_of(name, state);
+    json_t *points = json_array();
     snprintf(nanoseconds, sizeof nanoseconds, "%.0f000000", now * 1e3);
-    json_t *point = json_pack("{s:f, s:s}", "asDouble", value, "timeUnixNano", nanoseconds);
-    if (name->of_rank) json_object_set_new(point, "attributes", json_pack("[o]", attribute("rank", "0")));
-    json_t *data = json_pack("{s:[o]}", "dataPoints", point),
+    for (size_t i = 0; i < (gpus ? gpus : 1); i++) {
+        double value = value_of(name, state, i);
+        if (!isfinite(value)) continue;
+        json_t *point = json_pack("{s:f, s:s}", "asDouble", value, "timeUnixNano", nanoseconds), *labels = json_array();
+        snprintf(index, sizeof index, "%zu", i);
+        if (name->of_rank) json_array_append_new(labels, attribute("rank", "0"));
+        if (gpus) json_array_append_new(labels, attribute("gpu", index));
+        if (json_array_size(labels)) json_object_set(point, "attributes", labels);
+        json_decref(labels);
+        json_array_append_new(points, point);
+    }
+    if (json_array_size(points) == 0) {
+        json_decref(points);
+        return NULL;
+    }
+    json_t *data = json_pack("{s:o}", "dataPoints", points),
            *metric = json_pack("{s:s, s:s}", "name", name->name, "description", name->help);
     if (name->counter)
         json_object_update_new(data, json_pack("{s:i, s:b}", "aggregationTemporality", 2 /* cumulative */, "isMonotonic", 1));
@@ -161,8 +205,8 @@ char *export_otlp(const ExportedRun *run, double now) {
     SCOPED_FREE char *title = as_utf8(run->name);
     json_t *metrics = json_array();
     for (const ExportName *name = names; name < names + NAMES; name++) {
-        double value = value_of(name, run->state);
-        if (isfinite(value)) json_array_append_new(metrics, otlp_metric(name, value, now));
+        json_t *metric = otlp_metric(name, run->state, now);
+        if (metric) json_array_append_new(metrics, metric);
     }
     json_auto_t *body = json_pack("{s:[{s:{s:[o, o, o]}, s:[{s:{s:s}, s:o}]}]}", "resourceMetrics", "resource", "attributes",
         attribute("service.name", "smelt"), attribute("run", title), attribute("state", run_status_name(run->state->status)),
@@ -173,6 +217,7 @@ char *export_otlp(const ExportedRun *run, double now) {
 /* -- Kubeflow Trainer ---------------------------------------------------------------------------------------------- */
 
 char *export_kubeflow(const ExportedRun *run, double now) {
+    enum { MOST_METRICS = 256 /* of the server */ };
     static const char prefix[] = "smelt_run_";
     const RunState *state = run->state;
     char text[40];
@@ -180,10 +225,15 @@ char *export_kubeflow(const ExportedRun *run, double now) {
     struct tm utc;
     json_t *metrics = json_array();
     for (const ExportName *name = names; name < names + NAMES; name++) {
-        double value = value_of(name, state);
-        if (!isfinite(value)) continue;
-        snprintf(text, sizeof text, "%.9g", value);
-        json_array_append_new(metrics, json_pack("{s:s, s:s}", "name", name->name + sizeof prefix - 1, "value", text));
+        const size_t gpus = gpus_of(name, state);
+        for (size_t i = 0; i < (gpus ? gpus : 1); i++) {
+            double value = value_of(name, state, i);
+            if (!isfinite(value) || json_array_size(metrics) == MOST_METRICS) continue;
+            char title[64];
+            snprintf(title, sizeof title, gpus ? "%s_%zu" : "%s", name->name + sizeof prefix - 1, i);
+            snprintf(text, sizeof text, "%.9g", value);
+            json_array_append_new(metrics, json_pack("{s:s, s:s}", "name", title, "value", text));
+        }
     }
     strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &utc));
     json_t *status = json_pack("{s:o, s:s}", "metrics", metrics, "lastUpdatedTime", text);

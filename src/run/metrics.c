@@ -5,6 +5,7 @@
  * marks the record. Null alone means unknown. Called by the training loop. */
 #include <assert.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -432,6 +433,40 @@ bool metrics_mixture(Metrics *metrics, int64_t step, json_t *phases, Error *erro
     json_t *record = record_new("mixture", step);
     json_object_set_new(record, "phases", phases);
     return record_write(metrics, record, log_unix_seconds(), error);
+}
+
+/* Puts a number with one decimal. */
+static json_t *tenths(double value) { return isfinite(value) ? json_real(round(value * 10) / 10) : json_null(); }
+static json_t *whole_number(double value) { return isfinite(value) ? json_integer((json_int_t)round(value)) : json_null(); }
+
+/* Puts a list with a number of each GPU, unless it is unknown for all. */
+static void put_gpus(json_t *record, const char *name, const SensorReading *reading, size_t offset, json_t *(*number)(double value)) {
+    json_t *list = json_array();
+    bool known = false;
+    for (int i = 0; i < reading->gpu_count; i++) {
+        double value = *(const double *)((const char *)&reading->gpus[i] + offset);
+        known = known || isfinite(value);
+        json_array_append_new(list, number(value));
+    }
+    if (known) json_object_set_new(record, name, list);
+    else json_decref(list);
+}
+
+bool metrics_system(Metrics *metrics, int64_t step, const SensorReading *reading, Error *error) {
+    json_t *record = record_new("system", step);
+    double time = log_unix_seconds();
+    json_object_set_new(record, "cpu_percent", tenths(reading->cpu_percent));
+    json_object_set_new(record, "machine_memory_bytes", whole_number(reading->memory_bytes));
+    json_object_set_new(record, "disk_read_bytes_per_second", whole_number(reading->read_bytes));
+    json_object_set_new(record, "disk_written_bytes_per_second", whole_number(reading->written_bytes));
+    json_object_set_new(record, "network_received_bytes_per_second", whole_number(reading->received_bytes));
+    json_object_set_new(record, "network_sent_bytes_per_second", whole_number(reading->sent_bytes));
+    put_gpus(record, "gpu_percent", reading, offsetof(GpuReading, percent), tenths);
+    put_gpus(record, "gpu_memory_bytes", reading, offsetof(GpuReading, memory_bytes), whole_number);
+    put_gpus(record, "gpu_watts", reading, offsetof(GpuReading, watts), tenths);
+    put_gpus(record, "gpu_celsius", reading, offsetof(GpuReading, celsius), tenths);
+    if (isfinite(reading->joules)) json_object_set_new(record, "joules", tenths(reading->joules));
+    return record_write(metrics, record, time, error);
 }
 
 bool metrics_event(Metrics *metrics, int64_t step, const char *event, const char *message, Error *error) {

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "launch/sensors.h"
 #include "run/reference.h"
 
 /* A step of reinforcement learning, and the rollout whose samples it trained. Shares are of 1. */
@@ -72,6 +73,8 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
 bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);
 /* Records norms of gradients and weights: of each layer, and last of all other parameters, [layers + 1] each. */
 bool metrics_layers(Metrics *metrics, int64_t step, int64_t layers, const double *gradients, const double *weights, Error *error);
+/* Records {"kind": "system", "step", "cpu_percent", ..., "gpu_watts": [...], "joules"}: the machine of rank 0. */
+bool metrics_system(Metrics *metrics, int64_t step, const SensorReading *reading, Error *error);
 typedef struct EvaluationMetrics {
     int64_t step, tokens, length; /* targets; tokens per sequence */
     double loss, bits_per_byte, seconds;

@@ -100,8 +100,10 @@ static void take_step(Tail *tail, int64_t step, const json_t *record) {
 }
 
 static void take_record(RunState *state, Tail *tail, json_t *record) {
-    static const char *const kinds[] = {
-        [RUN_RECORD_STEP] = "step", [RUN_RECORD_EVALUATION] = "evaluation", [RUN_RECORD_CHECKPOINT] = "checkpoint"};
+    static const char *const kinds[] = {[RUN_RECORD_STEP] = "step",
+        [RUN_RECORD_EVALUATION] = "evaluation",
+        [RUN_RECORD_CHECKPOINT] = "checkpoint",
+        [RUN_RECORD_SYSTEM] = "system"};
     const char *kind = json_string_value(json_object_get(record, "kind"));
     int64_t step = json_integer_value(json_object_get(record, "step"));
     if (!kind) return;

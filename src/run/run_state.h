@@ -25,7 +25,7 @@ typedef enum RunStatus { RUN_STATUS_LIST(RUN_STATUS_ENUM) RUN_STATUS_COUNT } Run
 enum { RUN_TOLD = 800 /* bytes of a state in words */ };
 
 /* The kinds of records of which the newest is kept. */
-typedef enum RunRecord { RUN_RECORD_STEP, RUN_RECORD_EVALUATION, RUN_RECORD_CHECKPOINT, RUN_RECORD_COUNT } RunRecord;
+typedef enum RunRecord { RUN_RECORD_STEP, RUN_RECORD_EVALUATION, RUN_RECORD_CHECKPOINT, RUN_RECORD_SYSTEM, RUN_RECORD_COUNT } RunRecord;
 
 typedef struct RunState {
     RunStatus status;

@@ -10,6 +10,7 @@
 #include "run/corpus.h"
 #include "run/events.h"
 #include "run/exporter.h"
+#include "run/sampler.h"
 #include "run/lineage.h"
 #include "run/metrics.h"
 #include "run/phases.h"
@@ -72,6 +73,7 @@ typedef struct Loop {
     Metrics *metrics;      /* NULL on ranks other than 0, and while profiling: nothing is recorded */
     EventQueue *events;    /* NULL like `metrics` */
     Exporter *exporter;    /* NULL: none */
+    Sampler *sampler;      /* NULL: none */
     LossTrend trend;
     double longest_step;   /* seconds of the longest of the latest steps */
     int64_t save_bytes;    /* of a checkpoint, of all ranks */
@@ -113,6 +115,9 @@ void loop_note_record(Loop *loop, bool written, Error *error);
 
 /* Records the warnings since the last call as events of this step. */
 void loop_report_warnings(Loop *loop, int64_t step);
+
+/* Records the sample of the machine since the last call, if there is one; `now` takes one. */
+void loop_report_machine(Loop *loop, int64_t step, bool now);
 
 /* Records the norms of layers if metrics.layers asks for them in this step, between backward pass and update. Collective. */
 void loop_report_layers(Loop *loop, int64_t step);

@@ -363,6 +363,7 @@ static bool open_records(Loop *loop, Error *error) {
     if (!loop->metrics) return false;
     loop->events = events_open(config, error);
     if (!loop->events || !exporter_open(config, &loop->exporter, error)) return false;
+    loop->sampler = sampler_open(config->metrics.system);
     console_open_log(loop->host->console, config->run);
     record_checkpoint(loop);
     SCOPED_FREE char *device = op_describe(&loop->session.training.backend);
@@ -586,6 +587,7 @@ void loop_close(Loop *loop) {
     watchdog_stop(loop->watchdog);
     events_close(loop->events);
     exporter_close(loop->exporter);
+    sampler_close(loop->sampler);
     if (loop->metrics) metrics_close(loop->metrics);
     loop_close_loader(loop);
     loop_close_rollouts(loop);

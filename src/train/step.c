@@ -479,6 +479,7 @@ static void report_step(Loop *loop, const StepShare *share, const StepOutcome *o
     check_loss(loop, outcome->loss);
     loop_note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
     loop_report_warnings(loop, step);
+    loop_report_machine(loop, step, false);
 }
 
 /* Sets the error of a step that has updated weights before a NaN or infinity was found in a

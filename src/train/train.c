@@ -100,6 +100,13 @@ void loop_report_warnings(Loop *loop, int64_t step) {
     }
 }
 
+void loop_report_machine(Loop *loop, int64_t step, bool now) {
+    SensorReading reading;
+    Error error = {0};
+    if (!loop->metrics || !sampler_take(loop->sampler, now, &reading)) return;
+    loop_note_record(loop, metrics_system(loop->metrics, step, &reading, &error), &error);
+}
+
 void loop_alarm(Loop *loop, RunEventKind kind, const char *format, ...) {
     char message[512];
     Error error = {0};
@@ -526,6 +533,7 @@ static void note_end(Loop *loop, bool done, const Error *reason) {
     RunStatus status = run_status_of_end(code, step, steps, watchdog_is_supervised());
     const char *message = !done ? reason->message : status == RUN_IS_STOPPED ? by_setting : "";
     loop_report_warnings(loop, step);
+    loop_report_machine(loop, step, true);
     loop_note_record(loop, metrics_end(loop->metrics, step, run_status_name(status), code, message, &error), &error);
     events_send(loop->events, RUN_EVENT_END, run_status_name(status), step, message);
 }

@@ -19,12 +19,12 @@
  * model.rope_attention_factor and checkpoint.keep_every are refused by a rule about their value. */
 static const char *const always[] = {"run", "init", "seed", "steps", "tokens", "epochs", "fork", "from", "device", "threads", "precision",
     "fp8.recipe", "recompute", "on_nan", "plan", "layout", "hang", "on_event", "metrics.listen", "metrics.file", "metrics.otlp",
-    "metrics.layers", "tensorboard", "data.train", "data.valid", "data.length", "model.family", "model.layers", "model.width",
-    "model.heads", "model.kv_heads", "model.head_dim", "model.ffn", "model.rope_attention_factor", "model.norm_epsilon", "batch.last",
-    "batch.sequences", "optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "optimizer.clip",
-    "optimizer.in_backward", "schedule.kind", "schedule.warmup", "log.every", "checkpoint.every", "checkpoint.keep",
-    "checkpoint.keep_every", "checkpoint.store", "checkpoint.async", "checkpoint.whole_every", "lora.rank", "layout.dp", "layout.tp",
-    "layout.pp", "layout.cp", "layout.ep"};
+    "metrics.layers", "metrics.system", "metrics.price", "tensorboard", "data.train", "data.valid", "data.length", "model.family",
+    "model.layers", "model.width", "model.heads", "model.kv_heads", "model.head_dim", "model.ffn", "model.rope_attention_factor",
+    "model.norm_epsilon", "batch.last", "batch.sequences", "optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2",
+    "optimizer.weight_decay", "optimizer.clip", "optimizer.in_backward", "schedule.kind", "schedule.warmup", "log.every",
+    "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.store", "checkpoint.async", "checkpoint.whole_every",
+    "lora.rank", "layout.dp", "layout.tp", "layout.pp", "layout.cp", "layout.ep"};
 
 /* Settings of runs, between which every condition holds in one and fails in another. */
 static const char *const runs[] = {"", "model.family=flux", "model.family=flux model.guidance=true", "model.family=flux fp8.recipe=tensor",

@@ -19,7 +19,8 @@ done
 mkdir run
 printf 'steps: 40\n' >run/config.yaml
 printf '%s\n' '{"kind": "step", "step": 3, "loss": 2.5, "milliseconds": 12.5, "tokens_seen": 300, "grad_norm": 1, "lr": 0.001, "memory_bytes": 5e6, "waiting_milliseconds": 1, "peak_percent": 40, "best_percent": 50, "tflops": 3, "tokens_per_second": 99, "images_per_second": 2, "auxiliary": 0, "reward_chosen": 1, "reward_rejected": 0, "reward_margin": 1, "reward_accuracy": 0.5, "reward": 0.5, "sample_length": 12, "entropy": 1, "mismatch_kl": 0, "time": 1796000000.5}' \
-    '{"kind": "evaluation", "step": 3, "loss": 2.25, "bits_per_byte": 1.5, "time": 1796000001}' '{"kind": "checkpoint", "step": 3, "bytes": 1000, "milliseconds": 4, "time": 1796000002}' >run/metrics.jsonl
+    '{"kind": "evaluation", "step": 3, "loss": 2.25, "bits_per_byte": 1.5, "time": 1796000001}' '{"kind": "checkpoint", "step": 3, "bytes": 1000, "milliseconds": 4, "time": 1796000002}' \
+    '{"kind": "system", "step": 3, "cpu_percent": 50.5, "machine_memory_bytes": 3e9, "disk_read_bytes_per_second": 1, "disk_written_bytes_per_second": 2, "network_received_bytes_per_second": 3, "network_sent_bytes_per_second": 4, "gpu_percent": [90, 80], "gpu_memory_bytes": [1, 2], "gpu_watts": [600, null], "gpu_celsius": [60, 61], "joules": 5, "time": 1796000003}' >run/metrics.jsonl
 "$smelt" watch run port=0 >address &
 watcher=$!
 until grep -q http address; do sleep 0.1; done

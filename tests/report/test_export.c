@@ -94,6 +94,25 @@ static void the_status_of_a_trainjob_has_progress_and_texts(void **state) {
     run_state_free(&run);
 }
 
+static void numbers_of_gpus_have_a_label(void **state) {
+    (void)state;
+    RunState run = state_of("{\"loss\": 2.5}");
+    run.records[RUN_RECORD_SYSTEM] = json_loads("{\"cpu_percent\": 50, \"gpu_watts\": [600, null, 500], \"gpu_percent\": []}", 0, NULL);
+    char *text = export_prometheus(&(ExportedRun){"a", &run}, 1);
+    assert_holds(text, "\nsmelt_run_cpu_ratio{run=\"a\",rank=\"0\"} 0.5\n");
+    assert_holds(text, "# TYPE smelt_run_gpu_power_watts gauge\nsmelt_run_gpu_power_watts{run=\"a\",rank=\"0\",gpu=\"0\"} 600\n"
+                       "smelt_run_gpu_power_watts{run=\"a\",rank=\"0\",gpu=\"2\"} 500\n");
+    assert_null(strstr(text, "gpu_ratio"));
+    free(text);
+    text = export_otlp(&(ExportedRun){"a", &run}, 1000);
+    assert_holds(text, "{\"key\":\"gpu\",\"value\":{\"stringValue\":\"2\"}}");
+    free(text);
+    text = export_kubeflow(&(ExportedRun){"a", &run}, 1000);
+    assert_holds(text, "{\"name\":\"gpu_power_watts_2\",\"value\":\"500\"}");
+    free(text);
+    run_state_free(&run);
+}
+
 /* A server of Kubeflow's form: TLS by its own authority, and a bearer token. It keeps the bodies that it accepts. */
 static Process start_status_server(char *address, size_t size) {
     static const char server[] = "import http.server, ssl, sys\n"
@@ -198,6 +217,7 @@ int main(void) {
         cmocka_unit_test(several_runs_share_descriptions_and_hostile_names_stay_labels),
         cmocka_unit_test(otlp_has_the_same_numbers),
         cmocka_unit_test(the_status_of_a_trainjob_has_progress_and_texts),
+        cmocka_unit_test(numbers_of_gpus_have_a_label),
         cmocka_unit_test(the_monitoring_files_fit_what_is_exported),
         TRAIN_TEST(a_training_serves_and_writes_its_numbers),
         TRAIN_TEST(a_trainjob_gets_the_progress_of_a_training),

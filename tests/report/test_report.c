@@ -489,6 +489,49 @@ static void a_run_of_one_step_has_a_dot_and_its_numbers(void **state) {
     free(text);
 }
 
+/* Two samples: of the steps 1 to 3 none is known, 4 to 6 have the first one, the others the second. */
+static void samples_of_the_machine_have_charts_energy_and_cost(void **state) {
+    (void)state;
+    write_text("run/config.yaml", "metrics: {price: 3}\n");
+    write_text("run/run.json", "{\"history\": [{\"step\": 0, \"ranks\": 2}]}\n");
+    FILE *file = create_metrics();
+    for (int step = 1; step <= 9; step++) {
+        put_step(file, step, 2);
+        if (step % 3 == 0)
+            fprintf(file,
+                "{\"kind\": \"system\", \"step\": %d, \"cpu_percent\": %d, \"machine_memory_bytes\": 2147483648, "
+                "\"disk_read_bytes_per_second\": null, \"disk_written_bytes_per_second\": 5, \"network_received_bytes_per_second\": "
+                "1000000, "
+                "\"network_sent_bytes_per_second\": 500000, \"gpu_percent\": [80, 90], \"gpu_watts\": [300, null], \"gpu_celsius\": [50, "
+                "71.5], "
+                "\"joules\": 150, \"time\": 5}\n",
+                step, 10 * step);
+    }
+    fclose(file);
+    char *text = page();
+    json_t *points = points_of(text), *series = json_object_get(json_array_get(points, 0), "series");
+    json_t *wanted = json_pack("{s:[[n, n, n, i, i, i, i, i, i]], s:[[n, n, n, i, i, i, i, i, i]], s:[[n, n, n, i, i, i, i, i, i]], "
+                               "s:[[n, n, n, f, f, f, f, f, f]], s:[[n, n, n, i, i, i, i, i, i]], s:[[n, n, n, f, f, f, f, f, f]]}",
+        "machine_cpu", 30, 30, 30, 60, 60, 60, "machine_memory", 2, 2, 2, 2, 2, 2, "machine_gpu", 85, 85, 85, 85, 85, 85, "machine_network",
+        1.5, 1.5, 1.5, 1.5, 1.5, 1.5, "machine_power", 300, 300, 300, 300, 300, 300, "machine_temperature", 71.5, 71.5, 71.5, 71.5, 71.5,
+        71.5);
+    const char *name;
+    json_t *one;
+    json_object_foreach(wanted, name, one) if (!json_equal(one, json_object_get(series, name)))
+        fail_msg("%s: %s", name, json_dumps(series, 0));
+    assert_null(json_object_get(series, "machine_disk"));
+    assert_has(text, "data-series=\"machine_power\"");
+    assert_lacks(text, "data-series=\"machine_disk\"");
+    assert_has(text,
+        "<dt>Energy</dt><dd class=\"value\">450 J</dd><dd class=\"note\">of the 2 GPUs of the machine of rank 0, 0.5 J per token</dd>");
+    assert_has(
+        text, "<dt>Cost</dt><dd class=\"value\">$0.0075</dd><dd class=\"note\">of 0.0025 device hours in training steps, at $3</dd>");
+    assert_has(text, "| Energy | 450 J |");
+    assert_has(text, "| Cost | $0.0075 |");
+    json_decref(points), json_decref(wanted);
+    free(text);
+}
+
 static void a_run_without_steps_says_so(void **state) {
     (void)state;
     char *text = page_of("");
@@ -1182,6 +1225,7 @@ int main(void) {
         TEST(numbers_are_short),
         TEST(the_page_loads_nothing_and_runs_its_script_alone),
         TEST(a_run_of_one_step_has_a_dot_and_its_numbers),
+        TEST(samples_of_the_machine_have_charts_energy_and_cost),
         TEST(a_run_without_steps_says_so),
         TEST(validation_checkpoints_and_restarts_are_marked),
         TEST(removed_checkpoints_and_hours_of_all_ranks_are_told),

@@ -6,6 +6,7 @@
 
 #define CALL(name, symbol, arguments) CHECK_CALL(symbol, arguments)
 AMD_CALLS(CALL)
+AMD_SENSORS(CALL)
 #define NUMBER(name, number, symbol) CHECK_NUMBER(number, symbol)
 AMD_NUMBERS(NUMBER)
 AMD_BLOCKS(NUMBER)
