@@ -306,7 +306,18 @@ static json_t *shares_of(const json_t *norms) {
     return shares;
 }
 
+static void add_bins(NormBins *bins, int64_t step, const json_t *histogram) {
+    const json_t *tensors = json_object_get(histogram, "tensors"), *value;
+    const json_int_t first = json_integer_value(json_object_get(histogram, "first")), most = 10000; /* of exponents */
+    size_t i, count = json_array_size(tensors);
+    if (!count || count > HISTORY_BINS || first < -most || first > most) return;
+    *bins = (NormBins){.step = step, .first = (int)first, .count = (int)count};
+    json_array_foreach((json_t *)tensors, i, value) bins->tensors[i] = json_integer_value(value) > 0 ? json_integer_value(value) : 0;
+}
+
 static bool add_norms(History *history, int64_t step, const json_t *record) {
+    add_bins(&history->gradient_bins, step, json_object_get(record, "gradient_histogram"));
+    add_bins(&history->weight_bins, step, json_object_get(record, "weight_histogram"));
     json_auto_t *rows = json_pack("[o, o]", shares_of(json_object_get(record, "gradient")), shares_of(json_object_get(record, "weight")));
     return add_map(&history->norms, step, rows);
 }

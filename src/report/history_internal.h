@@ -24,6 +24,7 @@ enum {
     HISTORY_EXCERPTS = 16,    /* texts of evaluations to keep, evenly spread */
     HISTORY_RECENT = 50,      /* steps of the final mean loss */
     HISTORY_PHASES = 64,      /* of a mixture */
+    HISTORY_BINS = 64,        /* of a histogram */
     HISTORY_TAIL = 64,        /* bytes that identify a file */
 };
 
@@ -80,6 +81,13 @@ typedef struct Notice {
     int64_t step;
     char text[240];
 } Notice;
+
+/* Norms of tensors at the newest step that has them (NormHistogram in run/metrics.h): bin i is from 2^(first + i) on. */
+typedef struct NormBins {
+    int64_t step; /* 0: none */
+    int first, count;
+    int64_t tensors[HISTORY_BINS];
+} NormBins;
 
 typedef struct RunStart {
     int64_t step, last_step; /* the step after which it began; its last step */
@@ -139,9 +147,10 @@ typedef struct History {
     double machine[SERIES_COUNT - SERIES_MACHINE]; /* the newest sample; NaN: unknown */
     double joules;                                 /* of the GPUs, of all samples; NaN: unknown */
     int64_t sampled_gpus;                          /* of the newest sample */
-    LoadMap load, norms;                           /* norms: row 0 has gradients, row 1 weights; an "expert" is a layer */
-    json_t *phases;                                /* records of the phases of a mixture, in order; NULL: none */
-    json_t *mixture;                               /* read amounts by source, from the newest record; NULL: unknown */
+    NormBins gradient_bins, weight_bins;
+    LoadMap load, norms; /* norms: row 0 has gradients, row 1 weights; an "expert" is a layer */
+    json_t *phases;      /* records of the phases of a mixture, in order; NULL: none */
+    json_t *mixture;     /* read amounts by source, from the newest record; NULL: unknown */
 } History;
 
 /* Makes an empty history of a file, which may not exist. */

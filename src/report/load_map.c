@@ -98,4 +98,5 @@ void page_load(const Page *page) {
 void page_layers(const Page *page) {
     static const MapKind kind = {"Norms of layers", "layer", "the mean of all layers", {"Gradients", "Weights"}};
     map_section(page, &page->views->history->norms, &kind);
+    page_histograms(page);
 }

@@ -93,6 +93,7 @@ void page_loss_section(const Page *page); /* also for several runs: one curve ea
 void page_other_curves(const Page *page); /* also for several runs */
 void page_load(const Page *page);
 void page_layers(const Page *page);
+void page_histograms(const Page *page); /* of norms of tensors */
 void page_samples(const Page *page);
 void page_data(const Page *page);
 void page_changes(const Page *page);

@@ -345,20 +345,44 @@ bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t expert
            (!metrics->tensorboard || write_imbalance(metrics, step, time, layers, experts, load, error));
 }
 
-bool metrics_layers(Metrics *metrics, int64_t step, int64_t layers, const double *gradients, const double *weights, Error *error) {
+void norm_histogram_add(NormHistogram *histogram, double norm) {
+    if (!(norm > 0 && isfinite(norm))) return;
+    int bin = ilogb(norm) - NORM_FIRST;
+    histogram->tensors[bin < 0 ? 0 : bin < NORM_BINS ? bin : NORM_BINS - 1]++;
+}
+
+/* Puts {"first": exponent of the first bin, "tensors": [...]} without empty bins at both ends. */
+static void put_histogram(json_t *record, const char *name, const NormHistogram *histogram) {
+    int first = 0, last = NORM_BINS - 1;
+    while (first < last && !histogram->tensors[first]) first++;
+    while (last > first && !histogram->tensors[last]) last--;
+    json_t *counts = json_array();
+    for (int i = first; i <= last; i++) json_array_append_new(counts, json_integer(histogram->tensors[i]));
+    json_object_set_new(record, name, json_pack("{s:i, s:o}", "first", first + NORM_FIRST, "tensors", counts));
+}
+
+bool metrics_layers(Metrics *metrics, int64_t step, int64_t layers, LayerNorms gradients, LayerNorms weights, Error *error) {
     const struct {
-        const char *name, *outside;
-        const double *norms;
-    } kinds[] = {{"gradient", "outside_gradient", gradients}, {"weight", "outside_weight", weights}};
+        const char *name, *outside, *histogram, *tag;
+        LayerNorms of;
+    } kinds[] = {{"gradient", "outside_gradient", "gradient_histogram", "norms/gradient_log2", gradients},
+        {"weight", "outside_weight", "weight_histogram", "norms/weight_log2", weights}};
     json_t *record = record_new("layers", step);
+    double time = log_unix_seconds();
+    bool good = true;
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        const NormHistogram *histogram = kinds[k].of.histogram;
         json_t *list = json_array();
         for (int64_t layer = 0; layer < layers; layer++)
-            json_array_append_new(list, isfinite(kinds[k].norms[layer]) ? json_real(kinds[k].norms[layer]) : json_null());
+            json_array_append_new(list, isfinite(kinds[k].of.norms[layer]) ? json_real(kinds[k].of.norms[layer]) : json_null());
         json_object_set_new(record, kinds[k].name, list);
-        put_finite(record, kinds[k].outside, kinds[k].norms[layers]);
+        put_finite(record, kinds[k].outside, kinds[k].of.norms[layers]);
+        if (histogram) put_histogram(record, kinds[k].histogram, histogram);
+        if (histogram && good)
+            good = tensorboard_write_histogram(
+                metrics->tensorboard, step, time, kinds[k].tag, NORM_FIRST, histogram->tensors, NORM_BINS, error);
     }
-    return record_write(metrics, record, log_unix_seconds(), error);
+    return record_write(metrics, record, time, error) && good;
 }
 
 bool metrics_evaluation(Metrics *metrics, const EvaluationMetrics *evaluation, Error *error) {

@@ -71,8 +71,17 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
 /* Records the fraction of the tokens that each expert of each layer received in this step:
  * load[layer * experts + expert]. */
 bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);
-/* Records norms of gradients and weights: of each layer, and last of all other parameters, [layers + 1] each. */
-bool metrics_layers(Metrics *metrics, int64_t step, int64_t layers, const double *gradients, const double *weights, Error *error);
+/* How many tensors have a norm from 2^(NORM_FIRST + i) up to 2^(NORM_FIRST + i + 1), which is bin i. Smaller and larger norms are in the
+ * first and the last bin; norms of 0, and of what is not finite, are in none. */
+enum { NORM_BINS = 48, NORM_FIRST = -28 };
+typedef struct NormHistogram { int64_t tensors[NORM_BINS]; } NormHistogram;
+void norm_histogram_add(NormHistogram *histogram, double norm);
+/* Norms of gradients or weights: of each layer, and last of all other parameters, [layers + 1]; and of tensors. */
+typedef struct LayerNorms {
+    const double *norms;
+    const NormHistogram *histogram; /* NULL: unknown */
+} LayerNorms;
+bool metrics_layers(Metrics *metrics, int64_t step, int64_t layers, LayerNorms gradients, LayerNorms weights, Error *error);
 /* Records {"kind": "system", "step", "cpu_percent", ..., "gpu_watts": [...], "joules"}: the machine of rank 0. */
 bool metrics_system(Metrics *metrics, int64_t step, const SensorReading *reading, Error *error);
 typedef struct EvaluationMetrics {

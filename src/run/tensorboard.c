@@ -2,7 +2,8 @@
  * data, masked CRC-32C of the data; little endian, as this machine is), each holding one Event in
  * protobuf encoding. We need from tensorflow/core/util/event.proto and framework/summary.proto:
  *   Event       1 wall_time double, 2 step int64, 3 file_version string, 5 summary, 7 session_log
- *   Summary     1 value, repeated;   Value  1 tag string, 2 simple_value float, 8 tensor, 9 metadata;
+ *   Summary     1 value, repeated;   Value  1 tag string, 2 simple_value float, 5 histo, 8 tensor, 9 metadata;
+ *   HistogramProto  1 min, 2 max, 3 num, 4 sum, 5 sum_squares, all double; 6 bucket_limit (upper ends), 7 bucket, packed doubles
  *               metadata 1 plugin_data, whose 1 is a plugin's name;   SessionLog  1 status (1: START)
  * From framework/tensor.proto, for a text: TensorProto  1 dtype (7: string), 8 string_val (a scalar
  * has no shape). These few messages are encoded by hand. A Tensorboard owns its file and the
@@ -10,12 +11,14 @@
  * metrics.c. */
 #include <ctype.h>
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/array.h"
 #include "base/file.h"
+#include "base/memory.h"
 #include "base/scope.h"
 #include "run/tensorboard_internal.h"
 
@@ -32,6 +35,16 @@ struct Tensorboard {
 enum { WIRE_VARINT = 0, WIRE_FIXED64 = 1, WIRE_BYTES = 2, WIRE_FIXED32 = 5 };
 enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION_LOG = 7 };
 enum { VALUE_TENSOR = 8, VALUE_METADATA = 9, METADATA_PLUGIN = 1, PLUGIN_NAME = 1, TENSOR_TYPE = 1, TENSOR_TEXT = 8, TYPE_STRING = 7 };
+enum {
+    VALUE_HISTOGRAM = 5,
+    HISTOGRAM_MIN = 1,
+    HISTOGRAM_MAX,
+    HISTOGRAM_NUM,
+    HISTOGRAM_SUM,
+    HISTOGRAM_SQUARES,
+    HISTOGRAM_LIMITS,
+    HISTOGRAM_COUNTS
+};
 enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE = 2, SESSION_STATUS = 1, SESSION_START = 1 };
 
 uint32_t tensorboard_crc32c(const void *data, size_t bytes) {
@@ -130,6 +143,34 @@ bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, cons
         put_field_float(value, VALUE_SIMPLE, (float)scalars[i].value);
         put_field_bytes(summary, SUMMARY_VALUE, value->data, value->length);
     }
+    return write_event(tensorboard, time, step, EVENT_SUMMARY, summary->data, summary->length, error);
+}
+
+/* Sums take the middle of a bin for its values. */
+bool tensorboard_write_histogram(
+    Tensorboard *tensorboard, int64_t step, double time, const char *tag, int first, const int64_t *counts, int count, Error *error) {
+    if (!tensorboard) return true;
+    EventBuffer *part = &tensorboard->part, *value = &tensorboard->value, *summary = &tensorboard->summary;
+    SCOPED_FREE double *limits = memory_allocate(2 * (size_t)count * sizeof *limits);
+    double *numbers = limits + count, num = 0, sum = 0, squares = 0, least = INFINITY, most = -INFINITY;
+    for (int i = 0; i < count; i++) {
+        double low = first + i, middle = low + 0.5;
+        limits[i] = low + 1;
+        numbers[i] = (double)counts[i];
+        num += numbers[i];
+        sum += numbers[i] * middle;
+        squares += numbers[i] * middle * middle;
+        if (counts[i]) least = fmin(least, low), most = fmax(most, limits[i]);
+    }
+    if (num == 0) return true;
+    const double fields[] = {least, most, num, sum, squares};
+    part->length = value->length = summary->length = 0;
+    for (int i = 0; i < HISTOGRAM_SQUARES; i++) put_field_double(part, HISTOGRAM_MIN + i, fields[i]);
+    put_field_bytes(part, HISTOGRAM_LIMITS, limits, (size_t)count * sizeof *limits);
+    put_field_bytes(part, HISTOGRAM_COUNTS, numbers, (size_t)count * sizeof *numbers);
+    put_field_bytes(value, VALUE_TAG, tag, strlen(tag));
+    put_field_bytes(value, VALUE_HISTOGRAM, part->data, part->length);
+    put_field_bytes(summary, SUMMARY_VALUE, value->data, value->length);
     return write_event(tensorboard, time, step, EVENT_SUMMARY, summary->data, summary->length, error);
 }
 

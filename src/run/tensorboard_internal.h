@@ -19,6 +19,9 @@ typedef struct Tensorboard Tensorboard;
 Tensorboard *tensorboard_open(const char *folder, int64_t step, double time, Error *error);
 /* Writes all scalars of a step in one record; `tensorboard` NULL: does nothing. */
 bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error);
+/* Writes a histogram: counts[i] values lie between first + i and first + i + 1. */
+bool tensorboard_write_histogram(
+    Tensorboard *tensorboard, int64_t step, double time, const char *tag, int first, const int64_t *counts, int count, Error *error);
 /* Writes a text, which TensorBoard renders as Markdown. */
 bool tensorboard_write_text(Tensorboard *tensorboard, int64_t step, double time, const char *tag, const char *text, Error *error);
 void tensorboard_close(Tensorboard *tensorboard);

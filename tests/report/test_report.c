@@ -780,6 +780,20 @@ static void norms_of_layers_have_a_map_for_gradients_and_one_for_weights(void **
     free(text);
 }
 
+static void norms_of_tensors_have_histograms(void **state) {
+    (void)state;
+    char *text = page_of(
+        "{\"kind\":\"layers\",\"step\":5,\"gradient\":[3],\"weight\":[8],\"outside_gradient\":9,\"outside_weight\":9,"
+        "\"gradient_histogram\":{\"first\":-3,\"tensors\":[2,0,8]},\"weight_histogram\":{\"first\":0,\"tensors\":[10]}}\n"
+        "{\"kind\":\"layers\",\"step\":6,\"gradient\":[3],\"weight\":[8],\"gradient_histogram\":{\"first\":99999,\"tensors\":[1]}}\n");
+    assert_has(text, "how many tensors have which norm, step 5<");
+    assert_has(text, "<h3>Gradients</h3><p>10 tensors</p>");
+    assert_has(text, "<rect x=\"0\" y=\"75.0\" width=\"19\" height=\"25.0\"><title>2^-3 to 2^-2: 2</title></rect>");
+    assert_has(text, "<rect x=\"40\" y=\"0.0\" width=\"19\" height=\"100.0\"><title>2^-1 to 2^0: 8</title></rect>");
+    assert_has(text, "<span>2<sup>-3</sup></span><span>2<sup>0</sup></span>");
+    free(text);
+}
+
 static void models_with_too_many_experts_get_a_note(void **state) {
     (void)state;
     FILE *file = create_metrics();
@@ -1241,6 +1255,7 @@ int main(void) {
         TEST(each_layer_has_a_heat_map_with_the_colours_of_its_loads),
         TEST(maps_of_many_experts_have_fewer_columns),
         TEST(norms_of_layers_have_a_map_for_gradients_and_one_for_weights),
+        TEST(norms_of_tensors_have_histograms),
         TEST(models_with_too_many_experts_get_a_note),
         TEST(the_same_run_gives_the_same_bytes),
         TEST(the_loss_axis_fits_the_late_curve_and_names_what_it_cuts),

@@ -1,4 +1,5 @@
 /* End to end: norms of layers (metrics.layers) are those of the tensors in checkpoints, add up to the gradient norm, and do not depend on ranks. */
+#include "run/metrics.h"
 #include "support/ranks_run.h"
 
 enum { LAYERS = 2 };
@@ -57,6 +58,57 @@ static void they_are_the_norms_of_tensors(void **state) {
     assert_norms(norms, expected, 1e-5);
 }
 
+/* The tensors in each bin of a record's histogram; returns how many there are in all. -1: it has none. */
+static int64_t read_bins(const char *run, int64_t step, const char *name, int64_t bins[NORM_BINS]) {
+    json_auto_t *list = records(run, "layers");
+    const json_t *histogram = json_object_get(json_array_get(list, (size_t)step - 1), name),
+                 *tensors = json_object_get(histogram, "tensors"), *one;
+    const json_int_t first = json_integer_value(json_object_get(histogram, "first")) - NORM_FIRST;
+    int64_t all = 0;
+    size_t i;
+    if (!histogram) return -1;
+    memset(bins, 0, NORM_BINS * sizeof *bins);
+    assert_true(first >= 0 && (size_t)first + json_array_size(tensors) <= NORM_BINS);
+    json_array_foreach((json_t *)tensors, i, one) all += bins[(size_t)first + i] = json_integer_value(one);
+    return all;
+}
+
+static void histograms_count_the_norms_of_tensors(void **state) {
+    (void)state;
+    train_ranks(0, "run=run " NORMS);
+    json_auto_t *shapes = checkpoint_shapes("run", 2);
+    NormHistogram expected = {0};
+    int64_t bins[NORM_BINS], all = read_bins("run", 3, "weight_histogram", bins),
+                             gradients = read_bins("run", 3, "gradient_histogram", bins);
+    assert_true(gradients > 0);
+    assert_int_equal(read_bins("run", 3, "weight_histogram", bins), all);
+    const char *name;
+    json_t *shape;
+    json_object_foreach(shapes, name, shape) {
+        int64_t count;
+        double squares = 0;
+        if (strchr(name, '/') || strstr(name, "balanc")) continue;
+        float *values = checkpoint_tensor("run", 2, name, shape, &count);
+        for (int64_t i = 0; i < count; i++) squares += (double)values[i] * values[i];
+        norm_histogram_add(&expected, sqrt(squares));
+        free(values);
+    }
+    for (int i = 0; i < NORM_BINS; i++) assert_int_equal(bins[i], expected.tensors[i]);
+}
+
+/* Both ends are open; 0 and what is not finite are not counted. */
+static void bins_are_powers_of_two(void **state) {
+    (void)state;
+    NormHistogram histogram = {0};
+    const double norms[] = {1, 1.99, 2, 0.5, 0, NAN, INFINITY, 1e-30, 1e30};
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) norm_histogram_add(&histogram, norms[i]);
+    assert_int_equal(histogram.tensors[-NORM_FIRST], 2);
+    assert_int_equal(histogram.tensors[1 - NORM_FIRST], 1);
+    assert_int_equal(histogram.tensors[-1 - NORM_FIRST], 1);
+    assert_int_equal(histogram.tensors[0], 1);
+    assert_int_equal(histogram.tensors[NORM_BINS - 1], 1);
+}
+
 static void ranks_of_any_layout_record_the_same(void **state) {
     (void)state;
     static const struct {
@@ -76,6 +128,8 @@ static void ranks_of_any_layout_record_the_same(void **state) {
             read_norms("one", step, "weight", expected);
             read_norms("many", step, "weight", norms);
             assert_norms(norms, expected, 1e-5);
+            int64_t bins[NORM_BINS], of_one = read_bins("one", step, "gradient_histogram", bins);
+            assert_int_equal(read_bins("many", step, "gradient_histogram", bins), strstr(cases[i].layout, "pp=") ? -1 : of_one);
         }
     }
 }
@@ -96,6 +150,8 @@ int main(void) {
     train_main();
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(they_are_the_norms_of_tensors),
+        TRAIN_TEST(histograms_count_the_norms_of_tensors),
+        cmocka_unit_test(bins_are_powers_of_two),
         TRAIN_TEST(ranks_of_any_layout_record_the_same),
         TRAIN_TEST(they_change_nothing_and_need_whole_gradients),
     };
