@@ -85,11 +85,14 @@ static bool open_engine(RolloutMaker *maker, Error *error) {
 RolloutMaker *rollout_maker_open(const RolloutOptions *options, Error *error) {
     RolloutMaker *maker = memory_allocate(sizeof *maker);
     *maker = (RolloutMaker){.options = *options};
-    bool opened = open_rewards(maker, error) && environment_open(&maker->options, &maker->environment, error) && open_ends(maker, error) &&
-                  open_engine(maker, error) && rollout_reference_open(options, &maker->reference, error);
+    bool opened = open_rewards(maker, error) && environment_open(&maker->options, &maker->environment, error);
     if (opened) return maker;
     rollout_maker_close(maker);
     return NULL;
+}
+
+bool rollout_maker_start(RolloutMaker *maker, Error *error) {
+    return open_ends(maker, error) && open_engine(maker, error) && rollout_reference_open(&maker->options, &maker->reference, error);
 }
 
 void rollout_maker_close(RolloutMaker *maker) {
@@ -117,6 +120,7 @@ const char *rollout_reward_name(const RolloutMaker *maker, int index) {
 void rollout_free(Rollout *rollout) {
     for (int64_t i = 0; i < rollout->count; i++) rollout_sample_free(&rollout->samples[i]);
     free(rollout->samples);
+    json_decref(rollout->facts.rewards);
     *rollout = (Rollout){0};
 }
 
@@ -168,6 +172,13 @@ GeneratedText rollout_text(const RolloutMaker *maker, const TokenIds *ids, size_
         if (ends || !is_end(maker, ids->items[i])) generated_text_add(&text, &(StopTexts){0}, ids->items[i]);
     generated_text_finish(&text);
     return text;
+}
+
+json_t *rollout_completion(const RolloutMaker *maker, const RolloutSample *sample) {
+    json_t *ids = json_array();
+    for (size_t i = 0; i < sample->ids.count; i++)
+        if (!is_end(maker, sample->ids.items[i])) json_array_append_new(ids, json_integer(sample->ids.items[i]));
+    return ids;
 }
 
 /* Hands the last turn of a sample to a program; the environment is told of all turns. */
@@ -241,6 +252,14 @@ static void end_drawn(void *context, int index, EngineEnd end) {
 
 /* -- Environment --------------------------------------------------------------------------------------------------- */
 
+/* Keeps what programs reported of a sample, besides its reward. */
+static void take_report(RolloutSample *sample, const RewardResult *result) {
+    if (!result->metrics && !result->note) return;
+    if (!sample->report) sample->report = json_pack("{s:{}}", "metrics");
+    if (result->metrics) json_object_update(json_object_get(sample->report, "metrics"), result->metrics);
+    if (result->note) json_object_set_new(sample->report, "note", json_string(result->note));
+}
+
 /* What the environment said of a sample, in numbers: the sample, whether it has no reward, the reward, the
  * count of appended tokens (-1: the sample ends), and the tokens. */
 enum { ANSWER_SAMPLE, ANSWER_FAILED, ANSWER_REWARD, ANSWER_COUNT, ANSWER_TOKENS };
@@ -260,7 +279,8 @@ static bool take_answer(const Generating *generating, Message *message, Error *e
     SCOPED(token_ids_free) TokenIds ids = {0};
     Error reason = {0};
     if (!rewards_take(environment_program(maker->environment), &result, error)) return false;
-    const RolloutSample *sample = &generating->samples[result.id];
+    RolloutSample *sample = &generating->samples[result.id];
+    take_report(sample, &result);
     bool encoded = !result.append ? true
                    : sample->last ? error_set(&reason, ERROR_DATA, "environment: it appended to a \"last\" turn: answer with a \"reward\"")
                                   : environment_encode(maker->environment, generating->prompts->items[sample->prompt].record, result.append,
@@ -348,6 +368,7 @@ static bool take_rewards(Generating *generating, Watchdog *watchdog, bool *stopp
         RolloutSample *sample = &generating->samples[result.id];
         sample->reward = result.failure ? NAN : sample->reward + result.total;
         memcpy(sample->values, result.values, (size_t)rewards_count(maker->rewards) * sizeof *sample->values);
+        take_report(sample, &result);
         reward_result_free(&result);
     }
     generating->waited += log_seconds() - start;
@@ -412,6 +433,14 @@ static bool generate_own(
 
 /* -- Sharing ------------------------------------------------------------------------------------------------------- */
 
+/* Puts text into numbers, one for each byte. */
+static void put_report(Message *message, const json_t *report) {
+    SCOPED_FREE char *text = report ? json_dumps(report, JSON_COMPACT) : NULL;
+    size_t size = text ? strlen(text) : 0;
+    put_number(message, (double)size);
+    for (size_t i = 0; i < size; i++) put_number(message, (unsigned char)text[i]);
+}
+
 static void put_sample(Message *message, const RolloutSample *sample, int values) {
     put_number(message, (double)sample->ids.count);
     put_number(message, (double)sample->turns);
@@ -420,6 +449,15 @@ static void put_sample(Message *message, const RolloutSample *sample, int values
     for (int i = 0; i < values; i++) put_number(message, sample->values[i]);
     for (size_t i = 0; i < sample->ids.count; i++) put_number(message, sample->ids.items[i]);
     for (size_t i = 0; i < sample->ids.count; i++) put_number(message, sample->old[i]);
+    put_report(message, sample->report);
+}
+
+static const double *take_report_text(const double *at, json_t **report) {
+    size_t size = (size_t)*at++;
+    SCOPED_FREE char *text = memory_allocate(size + 1);
+    for (size_t i = 0; i < size; i++) text[i] = (char)*at++;
+    *report = size ? json_loadb(text, size, 0, NULL) : NULL;
+    return at;
 }
 
 /* Leaves the prompt. */
@@ -440,7 +478,7 @@ static const double *take_sample(const double *at, RolloutSample *sample, int va
     for (size_t i = 0; i < count; i++) token_ids_append(&sample->ids, (int32_t)*at++);
     sample->old = memory_allocate(count * sizeof *sample->old);
     memcpy(sample->old, at, count * sizeof *sample->old);
-    return at + count;
+    return take_report_text(at + count, &sample->report);
 }
 
 /* A rank's notice before it sends its samples: its first prompt (-1: another rank sends the same samples),
@@ -503,18 +541,37 @@ static int64_t choose_prompt(const RolloutMaker *maker, uint64_t stream, uint64_
     return (int64_t)rng_permute((uint64_t)maker->options.config->seed + n / count, stream, n % count, count);
 }
 
-static void add_facts(RolloutFacts *facts, const RolloutSample *samples, int64_t groups, int64_t each) {
+/* Adds a number to the sum and the count of its name. */
+static void add_named(json_t *sums, const char *name, double value) {
+    const json_t *before = json_object_get(sums, name);
+    double sum = json_number_value(json_array_get(before, 0)) + value, count = json_number_value(json_array_get(before, 1)) + 1;
+    json_object_set_new(sums, name, json_pack("[f, f]", sum, count));
+}
+
+/* Adds what each reward said of a sample, and what programs reported. */
+static void add_rewards(const RolloutMaker *maker, json_t *sums, const RolloutSample *sample) {
+    const char *name;
+    json_t *value;
+    for (int i = 0; (name = rollout_reward_name(maker, i)); i++) add_named(sums, name, sample->values[i]);
+    json_object_foreach(json_object_get(sample->report, "metrics"), name, value) add_named(sums, name, json_number_value(value));
+}
+
+static void add_facts(const RolloutMaker *maker, RolloutFacts *facts, const RolloutSample *samples, int64_t groups) {
+    const RlConfig *rl = &maker->options.config->rl;
+    int64_t each = rl->samples;
+    if (!facts->rewards) facts->rewards = json_object();
     for (int64_t g = 0; g < groups; g++) {
         SCOPED_FREE double *rewards = memory_allocate((size_t)each * sizeof *rewards);
         for (int64_t s = 0; s < each; s++) {
             const RolloutSample *sample = &samples[g * each + s];
-            rewards[s] = sample->reward;
+            rewards[s] = rollout_judged(rl, sample);
             facts->tokens += sample_drawn_tokens(sample);
             facts->turns += sample->turns ? (double)sample->turns : NAN;
             facts->cut += sample->cut;
             for (size_t t = 0; t < sample->ids.count; t++) facts->surprise -= sample_drew(sample, t) ? sample->old[t] : 0;
             facts->failed += isnan(sample->reward);
             if (isnan(sample->reward)) continue;
+            add_rewards(maker, facts->rewards, sample);
             facts->reward += sample->reward;
             facts->deviation += sample->reward * sample->reward;
         }
@@ -527,6 +584,10 @@ static void add_facts(RolloutFacts *facts, const RolloutSample *samples, int64_t
 /* Turns sums into means. */
 static void finish_facts(RolloutFacts *facts) {
     double samples = (double)int_max(facts->samples, 1), judged = fmax(samples - facts->failed, 1);
+    const char *name;
+    json_t *sum;
+    json_object_foreach(facts->rewards, name, sum) json_object_set_new(
+        facts->rewards, name, json_real(json_number_value(json_array_get(sum, 0)) / json_number_value(json_array_get(sum, 1))));
     facts->reward /= judged;
     facts->deviation = sqrt(fmax(0, facts->deviation / judged - facts->reward * facts->reward));
     facts->equal_groups /= (double)int_max(facts->groups, 1);
@@ -539,10 +600,11 @@ static void finish_facts(RolloutFacts *facts) {
 
 /* Moves the groups that are trained to the rollout: those whose rewards vary, if others can take the
  * place of the rest. */
-static void keep_groups(Rollout *rollout, RolloutSample *samples, int64_t groups, int64_t each, bool all) {
+static void keep_groups(const RlConfig *rl, Rollout *rollout, RolloutSample *samples, int64_t groups, bool all) {
+    int64_t each = rl->samples;
     SCOPED_FREE double *rewards = memory_allocate((size_t)each * sizeof *rewards);
     for (int64_t g = 0; g < groups; g++) {
-        for (int64_t s = 0; s < each; s++) rewards[s] = samples[g * each + s].reward;
+        for (int64_t s = 0; s < each; s++) rewards[s] = rollout_judged(rl, &samples[g * each + s]);
         bool kept = all || policy_group_varies(rewards, each);
         for (int64_t s = 0; s < each; s++)
             if (kept) array_append(rollout->samples, rollout->count, samples[g * each + s]);
@@ -574,9 +636,9 @@ static bool make_round(RolloutMaker *maker, int64_t index, int64_t round, Watchd
         for (int64_t i = 0; i < wanted * each; i++) rollout_sample_free(&samples[i]);
         return good;
     }
-    add_facts(&rollout->facts, samples, wanted, each);
+    add_facts(maker, &rollout->facts, samples, wanted);
     bool last = round == rl->refill;
-    keep_groups(rollout, samples, wanted, each, !rl->refill || (last && !rollout->groups));
+    keep_groups(rl, rollout, samples, wanted, !rl->refill || (last && !rollout->groups));
     return true;
 }
 

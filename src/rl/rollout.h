@@ -20,6 +20,7 @@ typedef struct RolloutFacts {
     double reward, deviation;      /* of rewards, before penalties */
     double equal_groups;           /* share of the groups whose rewards are equal */
     double length, cut;            /* drawn tokens; share of the samples that rl.tokens cut off */
+    json_t *rewards;               /* the mean of each reward, and of each metric of programs as NAME.METRIC; owned by the rollout */
     double surprise;               /* -log p of drawn tokens, per token: the estimated entropy */
     double failed;                 /* share of the samples without a reward */
     double value, explained;       /* of trained tokens: mean value, and share of the returns' variance that values explain; NaN: none */
@@ -41,9 +42,11 @@ typedef struct RolloutOptions {
     const Corpus *corpus;
     const StopRequest *stop;
 } RolloutOptions;
-/* Opens the rewards, the engine and the reference; the options' fields outlive the maker. ERROR_MEMORY,
+/* Opens the rewards and the environment, before the session starts; the options' fields outlive the maker.
  * ERROR_USAGE, ERROR_DATA. */
 RolloutMaker *rollout_maker_open(const RolloutOptions *options, Error *error);
+/* Opens the engine and the reference beside the started session. ERROR_MEMORY, ERROR_USAGE, ERROR_DATA. */
+bool rollout_maker_start(RolloutMaker *maker, Error *error);
 void rollout_maker_close(RolloutMaker *maker); /* NULL is fine */
 /* Returns the name of reward `index`; NULL after the last. */
 const char *rollout_reward_name(const RolloutMaker *maker, int index);

@@ -34,7 +34,7 @@ static double token_penalty(const Config *config, const RolloutSample *sample, s
     return penalized ? config->model.policy.kl * (sample->old[t] - sample->reference[t]) : 0;
 }
 
-static double final_reward(const RlConfig *rl, const RolloutSample *sample) {
+double rollout_judged(const RlConfig *rl, const RolloutSample *sample) {
     return sample->reward - policy_overlong_penalty((int64_t)sample->ids.count, rl->tokens, rl->overlong);
 }
 
@@ -50,7 +50,7 @@ static void compare_samples(const Config *config, Rollout *rollout) {
     SCOPED_FREE double *advantages = memory_allocate((size_t)int_max(rollout->count, 1) * sizeof *advantages);
     for (int64_t i = 0; i < rollout->count; i++) {
         const RolloutSample *sample = &rollout->samples[i];
-        rewards[i] = final_reward(&config->rl, sample);
+        rewards[i] = rollout_judged(&config->rl, sample);
         for (size_t t = 0; t < sample->ids.count; t++) rewards[i] -= token_penalty(config, sample, t);
     }
     policy_advantages(policy_rule(&config->model.policy)->advantage, rewards, rollout->groups, config->rl.samples, advantages);
@@ -78,7 +78,7 @@ static void follow_values(const Config *config, RolloutSample *sample) {
         values[steps++] = sample->estimates[t];
     }
     if (isnan(sample->reward) || !steps) return;
-    rewards[steps - 1] += final_reward(&config->rl, sample);
+    rewards[steps - 1] += rollout_judged(&config->rl, sample);
     policy_estimate(discounts, rewards, values, steps, advantages);
     for (size_t t = 0, step = 0; t < sample->ids.count; t++) {
         if (!sample_drew(sample, t)) continue;

@@ -62,10 +62,12 @@ static json_t *sample_line(const RolloutMaker *maker, const RolloutSample *sampl
     json_object_set_new(line, "finish", json_string(sample->cut ? "length" : "stop"));
     json_object_set_new(line, "reward", real_or_null(sample->reward));
     json_object_set_new(line, "rewards", rewards);
+    if (sample->report) json_object_update(line, sample->report);
     if (sample->advantages) json_object_set_new(line, "advantages", token_numbers(sample, sample->advantages));
     else json_object_set_new(line, "advantage", real_or_null(sample->advantage));
     if (sample->estimates) json_object_set_new(line, "values", token_numbers(sample, sample->estimates));
     json_object_set_new(line, "ids", ids);
+    json_object_set_new(line, "completion_ids", rollout_completion(maker, sample));
     json_object_set_new(line, "logprobs", token_numbers(sample, sample->old));
     if (sample->reference) json_object_set_new(line, "reference_logprobs", token_numbers(sample, sample->reference));
     json_object_set(line, "record", prompt->record);

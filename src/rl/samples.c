@@ -19,6 +19,7 @@ void rollout_sample_free(RolloutSample *sample) {
     free(sample->old);
     free(sample->reference);
     free(sample->values);
+    json_decref(sample->report);
     free(sample->advantages);
     free(sample->returns);
     free(sample->estimates);

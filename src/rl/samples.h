@@ -14,6 +14,7 @@ typedef struct RolloutSample {
     double *old;                              /* [ids.count]: log-probabilities when the tokens were drawn; NaN: appended, never trained */
     double *reference;                        /* [ids.count]: in the reference, 0 if appended; NULL: there is none */
     double *values;                           /* of each reward, before weights */
+    json_t *report;                           /* "metrics" (numbers by NAME.METRIC) and "note" of programs; NULL: nothing */
     double reward;                            /* NaN: unknown, and the sample is not trained */
     double advantage;                         /* of all drawn tokens, if `advantages` is NULL */
     double *advantages, *returns, *estimates; /* [ids.count]: of each token, if the loss has them: its advantage, and the target and

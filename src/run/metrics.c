@@ -263,6 +263,18 @@ static void put_policy(json_t *record, const PolicyMetrics *policy) {
     int count = policy_columns(policy, columns);
     if (policy->samples) put_integer(record, "samples", policy->samples);
     for (int i = 0; i < count; i++) put_finite(record, columns[i].name, columns[i].value);
+    if (policy->rewards) json_object_set(record, "rewards", (json_t *)policy->rewards);
+}
+
+static bool write_reward_means(Metrics *metrics, int64_t step, double time, const json_t *rewards, Error *error) {
+    const char *name;
+    json_t *mean;
+    json_object_foreach((json_t *)rewards, name, mean) {
+        SCOPED_FREE char *tag = memory_format("rewards/%s/mean", name);
+        if (!tensorboard_write(metrics->tensorboard, step, time, &(TensorboardScalar){tag, json_number_value(mean)}, 1, error))
+            return false;
+    }
+    return true;
 }
 
 static bool write_policy(Metrics *metrics, int64_t step, double time, const PolicyMetrics *policy, Error *error) {
@@ -270,7 +282,8 @@ static bool write_policy(Metrics *metrics, int64_t step, double time, const Poli
     TensorboardScalar scalars[POLICY_COLUMNS];
     int count = policy_columns(policy, columns);
     for (int i = 0; i < count; i++) scalars[i] = (TensorboardScalar){columns[i].tag, columns[i].value};
-    return !count || tensorboard_write(metrics->tensorboard, step, time, scalars, (size_t)count, error);
+    return (!count || tensorboard_write(metrics->tensorboard, step, time, scalars, (size_t)count, error)) &&
+           write_reward_means(metrics, step, time, policy->rewards, error);
 }
 
 /* -- Events -------------------------------------------------------------------------------------------------------- */

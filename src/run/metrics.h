@@ -14,6 +14,7 @@
 typedef struct PolicyMetrics {
     int64_t samples; /* of the rollout; 0: another kind of step */
     double reward, deviation, equal_groups, length, cut, failed;
+    const json_t *rewards;   /* mean of each reward and of programs' metrics, by name; NULL: none; borrowed */
     double turns;            /* of a sample; NaN: no environment */
     double entropy;          /* nats per drawn token, estimated by them */
     double kl;               /* to the reference, per token (k3); NaN: none */

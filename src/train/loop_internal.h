@@ -158,8 +158,9 @@ void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples);
 /* Describes the first NaN or infinity in the encodings of such a microbatch; leaves `text`
  * unchanged if there is none. */
 void loop_find_bad_image(const Loop *loop, int64_t microbatch, int64_t samples, char *text, size_t size);
-/* For reinforcement learning (policy_steps.c). Opens the rewards and the engine; does nothing for other
- * training. Collective. */
+/* For reinforcement learning (policy_steps.c). Open the rewards, before the model is loaded, and the engine;
+ * do nothing for other training. Collective. */
+bool loop_open_rewards(Loop *loop, Error *error);
 bool loop_open_rollouts(Loop *loop, Error *error);
 void loop_close_rollouts(Loop *loop);
 /* Returns whether a rollout has samples that are not trained yet: the state between two such steps is

@@ -10,16 +10,21 @@
 #include "base/math.h"
 #include "train/loop_internal.h"
 
+bool loop_open_rewards(Loop *loop, Error *error) {
+    if (!loop->settings.model.policy.loss || loop->settings.profile) return true;
+    const RolloutOptions options = {&loop->settings, &loop->session, &loop->corpus, loop->host->stop};
+    loop->maker = rollout_maker_open(&options, error);
+    return loop_agree(loop, "rewards", loop->maker, error);
+}
+
 bool loop_open_rollouts(Loop *loop, Error *error) {
-    if (!loop->config->model.policy.loss || loop->config->profile) return true;
+    if (!loop->maker) return true;
     int64_t updates = loop->settings.rl.updates;
     if (loop->session.step % updates)
         return error_set(error, ERROR_USAGE,
             "rl.updates=%lld does not divide step %lld, after which the run continues: set it to what it was, or fork from another step",
             (long long)updates, (long long)loop->session.step);
-    const RolloutOptions options = {&loop->settings, &loop->session, &loop->corpus, loop->host->stop};
-    loop->maker = rollout_maker_open(&options, error);
-    return loop_agree(loop, "rollouts", loop->maker, error);
+    return loop_agree(loop, "rollouts", rollout_maker_start(loop->maker, error), error);
 }
 
 void loop_close_rollouts(Loop *loop) {
@@ -113,6 +118,7 @@ void loop_describe_policy(const Loop *loop, const double sums[POLICY_SUMS], Poli
         .cut = facts->cut,
         .failed = facts->failed,
         .turns = facts->turns,
+        .rewards = json_object_size(facts->rewards) ? facts->rewards : NULL,
         .entropy = facts->surprise,
         .kl = loop->config->model.policy.kl > 0 && loop->config->rl.kl == RL_KL_LOSS ? sums[POLICY_KL] / tokens : NAN,
         .clipped = sums[POLICY_CLIPPED] / tokens,

@@ -552,7 +552,7 @@ static bool start_session_of_run(Loop *loop, Error *error) {
     Session *session = &loop->session;
     bool ready = loop_agree(loop, "plan", plan_session(loop, error), error) && open_run(loop, error);
     for (int i = 0; i < loop->phases.count; i++) ready = ready && evaluate_check(&loop->phases.items[i].config, &loop->corpus, error);
-    if (!loop_agree(loop, "data", ready, error)) return false;
+    if (!loop_agree(loop, "data", ready, error) || !loop_open_rewards(loop, error)) return false;
     if (!open_phase(loop, loop->origin.at.samples, error) || !check_steps(config, session->step, loop->origin.forked, error)) return false;
     if (!session->step && loop->origin.step)
         return error_set(

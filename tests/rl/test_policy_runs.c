@@ -135,7 +135,7 @@ static void samples_are_written(void **state) {
     (void)state;
     assert_int_equal(system("sed 's/^/\\n/' prompts.jsonl >blank.jsonl"), 0);
     smelt_good(SHORT "run=written steps=2 rl.refill=0 data.train=blank.jsonl");
-    smelt_says(0, "16 completions, reward ", "reward written/rollouts/1.jsonl rl.reward=exact");
+    smelt_says(0, "16 completions, reward ", "reward written/rollouts/1.jsonl rl.reward=exact,length:4");
     size_t size, lines = 0;
     SCOPED_FREE char *text = (char *)read_bytes("written/rollouts/1.jsonl", &size);
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"), lines++) {
@@ -198,6 +198,53 @@ static void a_validation_without_rewards_is_not_the_best(void **state) {
     assert_int_equal(recorded("blind", "evaluation", -1, "step"), 2);
 }
 
+/* Nothing but the penalty of length tells the samples apart, so their groups teach and are kept. */
+static void groups_are_compared_after_the_penalty_of_length(void **state) {
+    (void)state;
+    write_reward("same.py", "return 1");
+    smelt_good(SHORT "run=penalized rl.reward=python:same.py rl.overlong=8 rl.refill=2 rl.temperature=2 steps=2");
+    smelt_good(SHORT "run=alike rl.reward=python:same.py rl.refill=2 rl.temperature=2 steps=2");
+    assert_true(recorded("penalized", "step", 0, "equal_groups") < 1);
+    assert_true(recorded("alike", "step", 0, "equal_groups") == 1);
+    json_auto_t *steps = records("penalized", "step"), *others = records("alike", "step");
+    double samples = number(json_array_get(steps, 0), "samples"), all = number(json_array_get(others, 0), "samples");
+    assert_true(samples < all);
+}
+
+/* One process and two ranks report the same. */
+static void means_of_rewards_and_of_metrics_are_recorded(void **state) {
+    (void)state;
+    write_reward("notes.py", "return {'reward': len(completion), 'metrics': {'twice': 2 * len(completion)}, 'note': 'seen ' + completion}");
+    smelt_good(SHORT "run=means rl.reward=0.5*exact,python:notes.py rl.refill=0 steps=2 precision=fp64");
+    smelt_good(
+        "launch -n 2 -- " SHORT "run=means-2 rl.reward=0.5*exact,python:notes.py rl.refill=0 steps=2 precision=fp64 batch.sequences=1");
+    const char *const runs[] = {"means", "means-2"};
+    for (int i = 0; i < 2; i++) {
+        json_auto_t *steps = records(runs[i], "step");
+        const json_t *step = json_array_get(steps, 0), *rewards = json_object_get(step, "rewards");
+        double exact = number(rewards, "exact"), length = number(rewards, "python");
+        assert_true(fabs(0.5 * exact + length - number(step, "reward")) < 1e-12);
+        assert_true(number(rewards, "python.twice") == 2 * length && length > 0);
+        SCOPED_FREE char *path = memory_format("%s/rollouts/1.jsonl", runs[i]), *first = read_text(path);
+        json_auto_t *sample = json_loads(first, JSON_DISABLE_EOF_CHECK, NULL);
+        const char *completion = json_string_value(json_object_get(sample, "completion"));
+        SCOPED_FREE char *note = memory_format("seen %s", completion);
+        assert_string_equal(note, json_string_value(json_object_get(sample, "note")));
+        assert_int_equal(json_array_size(json_object_get(sample, "completion_ids")), strlen(completion));
+    }
+    assert_true(same_bytes("means/rollouts/1.jsonl", "means-2/rollouts/1.jsonl"));
+}
+
+/* The model has lost its weights, so loading them would be another error. */
+static void a_missing_reward_is_refused_before_the_model_is_loaded(void **state) {
+    (void)state;
+    assert_int_equal(system("cp -r words hollow && rm -r hollow/checkpoints"), 0);
+    smelt_says(ERROR_CHECKPOINT, "hollow", REVERSE "run=y init=hollow");
+    smelt_says(ERROR_USAGE, "cannot read none.py", REVERSE "run=y init=hollow rl.reward=python:none.py");
+    smelt_says(ERROR_USAGE, "cannot read none.py", REVERSE "run=y init=hollow rl.environment=python:none.py");
+    smelt_says(ERROR_DATA, "answer", REVERSE "run=y init=hollow data.train=words.jsonl");
+}
+
 static void a_stop_does_not_wait_for_rewards(void **state) {
     (void)state;
     write_reward("slow.py", "open('asked', 'w').close(); time.sleep(300)");
@@ -231,6 +278,9 @@ int main(void) {
         cmocka_unit_test(samples_are_written),
         cmocka_unit_test(what_cannot_work_is_refused),
         cmocka_unit_test(a_validation_without_rewards_is_not_the_best),
+        cmocka_unit_test(groups_are_compared_after_the_penalty_of_length),
+        cmocka_unit_test(means_of_rewards_and_of_metrics_are_recorded),
+        cmocka_unit_test(a_missing_reward_is_refused_before_the_model_is_loaded),
         cmocka_unit_test(a_stop_does_not_wait_for_rewards),
         cmocka_unit_test(rewards_that_never_vary_are_named),
     };
