@@ -4,9 +4,11 @@
     bench/rl.py toys --plot docs/rl-curves.svg       two small models, three seeds each, on this machine's CPU
     bench/rl.py task MODEL --steps 60 --device cuda  a chat model learns arithmetic from a numeric reward
     bench/rl.py trl MODEL --steps 60                 the same by TRL with its own generation: needs torch, transformers, trl and datasets
+    bench/rl.py task MODEL --text                    it learns to reverse words from their similarity to the answer; likewise with trl
 
 MODEL is a Hugging Face folder with a chat template. Each prints one line of JSON for each run."""
 import argparse
+import difflib
 import json
 import os
 import random
@@ -103,7 +105,22 @@ def plot(path, curves):
 # -- A chat model --------------------------------------------------------------------------------------------------------------
 
 
-def task_records(count, seed):
+def text_records(count, seed):
+    draw = random.Random(seed)
+    words = "river stone light garden water letter music winter paper bridge silver morning forest window silent yellow".split()
+    for _ in range(count):
+        text = " ".join(draw.sample(words, draw.randint(1, 3)))
+        yield {"messages": [{"role": "user", "content": f"Write this text backwards, letter by letter: {text}"}], "answer": text[::-1]}
+
+
+def similarity(text, answer):
+    return difflib.SequenceMatcher(None, text.strip(), answer).ratio()
+
+
+def task_records(arguments, count, seed):
+    if arguments.text:
+        yield from text_records(count, seed)
+        return
     draw = random.Random(seed)
     for i in range(count):
         a, b, c = draw.randrange(10, 100), draw.randrange(10, 100), draw.randrange(2, 10)
@@ -112,12 +129,16 @@ def task_records(count, seed):
 
 
 def task(arguments):
-    lines("prompts.jsonl", task_records(4000, 1))
-    lines("valid.jsonl", task_records(198, 2))
+    lines("prompts.jsonl", task_records(arguments, 4000, 1))
+    lines("valid.jsonl", task_records(arguments, 198, 2))
+    with open("similarity.py", "w") as file:
+        file.write("import difflib\n\n\ndef reward(completion, answer, **_):\n"
+                   "    return difflib.SequenceMatcher(None, completion.strip(), answer).ratio()\n")
+    reward = "python:similarity.py" if arguments.text else "last_number"
     for exact in ("true", "false"):
         name = f"task-exact-{exact}"
         summary(name, *train(arguments, name, f"init={arguments.model}", "data.train=prompts.jsonl", "data.valid=valid.jsonl", "rl.loss=dr_grpo",
-                             "rl.reward=last_number", "rl.prompts=16", "rl.samples=8", "rl.slots=128", "rl.tokens=32", "data.length=256", "batch.sequences=32",
+                             f"rl.reward={reward}", "rl.prompts=16", "rl.samples=8", "rl.slots=128", "rl.tokens=32", "data.length=256", "batch.sequences=32",
                              f"steps={arguments.steps}", f"optimizer.lr={arguments.lr}", "schedule.kind=constant", "schedule.warmup=0",
                              "optimizer.weight_decay=0", f"eval.every={arguments.steps}", f"exact={exact}"))
 
@@ -130,9 +151,11 @@ def trl(arguments):
     number = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
     gpu = torch.cuda.is_available()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    valid, steps = list(task_records(198, 2)), []
+    valid, steps = list(task_records(arguments, 198, 2)), []
 
     def score(text, answer):
+        if arguments.text:
+            return similarity(text, answer)
         numbers = number.findall(text)
         return float(bool(numbers) and float(numbers[-1].replace(",", "")) == float(answer))
 
@@ -156,7 +179,7 @@ def trl(arguments):
                         save_strategy="no", report_to=[], seed=1, gradient_checkpointing=False, disable_tqdm=True)
     trainer = GRPOTrainer(model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32), args=config, processing_class=tokenizer,
                           reward_funcs=lambda completions, answer, **_: [score(c[0]["content"], a) for c, a in zip(completions, answer)],
-                          train_dataset=Dataset.from_list([{"prompt": r["messages"], "answer": r["answer"]} for r in task_records(4000, 1)]), callbacks=[Steps()])
+                          train_dataset=Dataset.from_list([{"prompt": r["messages"], "answer": r["answer"]} for r in task_records(arguments, 4000, 1)]), callbacks=[Steps()])
     before, begin = held_out(trainer.model), time.time()
     trainer.train()
     seconds = time.time() - begin
@@ -175,6 +198,7 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--lr", type=float, default=5e-6)
+    parser.add_argument("--text", action="store_true", help="words to reverse instead of arithmetic")
     parser.add_argument("--plot", type=os.path.abspath)
     arguments = parser.parse_args()
     if arguments.what != "toys" and not arguments.model:
