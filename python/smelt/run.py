@@ -107,6 +107,11 @@ class Run:
         return Metrics(list(self.records("evaluation")))
 
     @property
+    def machine(self) -> Metrics:
+        """Samples of the machine of rank 0: processors, memory, disks, networks, energy. Lists of GPUs are in records("system")."""
+        return Metrics(list(self.records("system")))
+
+    @property
     def samples(self) -> List[Sample]:
         """The texts that the model wrote at evaluations."""
         return [Sample(record.step, record["prompt"], record["text"]) for record in self.records("sample")]

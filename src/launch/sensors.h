@@ -1,6 +1,6 @@
 /* What the machine of a rank is doing: processors, memory, disks, networks and GPUs. GPUs are read by the vendors' management
- * libraries, which are opened at run time: all that they show to this process, those of other runs too; a container shows
- * its own. A reading takes up to some milliseconds per GPU, so a thread of its own reads. */
+ * libraries, which are opened at run time: all that CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES leave, those of
+ * other runs too; a container shows its own. A reading takes up to some milliseconds per GPU, so a thread of its own reads. */
 #pragma once
 
 #include <stdint.h>

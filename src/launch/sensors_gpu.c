@@ -28,25 +28,48 @@ typedef struct NvmlMemory { unsigned long long total, unused, used; } NvmlMemory
     CALL(temperature, nvmlDeviceGetTemperature, (void *device, int sensor, unsigned *celsius))
 enum { NVML_SENSOR_GPU = 0 };
 
+/* A GPU that is read: its number in its library. */
+typedef struct SensedGpu {
+    bool amd;
+    unsigned number;
+    double energy; /* joules at the previous reading; NaN: unknown */
+} SensedGpu;
+
 struct GpuSensors {
     void *nvml_library, *amd_library;
     struct { NVML_SENSORS(LIBRARY_FIELD) } nvml;
     struct { AMD_SENSORS(LIBRARY_FIELD) } amd;
     AmdPowerNow *amd_power; /* NULL: a library before ROCm 6 */
-    unsigned nvidia_count;
-    uint32_t amd_count;
-    double energy[SENSOR_GPUS]; /* joules at the previous reading; NaN: unknown */
+    bool nvml_runs, amd_runs;
+    int count;
+    SensedGpu gpus[SENSOR_GPUS];
 };
+
+/* Returns whether a variable such as CUDA_VISIBLE_DEVICES has the number, or is no list of numbers. */
+static bool variable_allows(const char *variable, unsigned number) {
+    const char *list = getenv(variable);
+    if (!list || !*list || list[strspn(list, "0123456789,")]) return true;
+    for (char *at = (char *)list; *at; at += *at == ',')
+        if (strtoul(at, &at, 10) == number) return true;
+    return false;
+}
+
+static void add_gpu(GpuSensors *sensors, bool amd, unsigned number) {
+    if (sensors->count < SENSOR_GPUS) sensors->gpus[sensors->count++] = (SensedGpu){amd, number, NAN};
+}
 
 /* -- NVIDIA -------------------------------------------------------------------------------------------------------- */
 
-static void open_nvml(GpuSensors *sensors, const char *root) {
+static void open_nvidia_sensors(GpuSensors *sensors, const char *root) {
     static const char *const names[] = {NVML_SENSORS(LIBRARY_NAME)};
     SCOPED_FREE char *path = memory_format("%s%slibnvidia-ml.so.1", root, *root ? "/" : "");
     sensors->nvml_library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    bool good = sensors->nvml_library && !library_find(sensors->nvml_library, names, &sensors->nvml) && sensors->nvml.initialize() == 0;
-    if (good && sensors->nvml.count(&sensors->nvidia_count) != 0) sensors->nvidia_count = 0;
-    if (sensors->nvidia_count > SENSOR_GPUS) sensors->nvidia_count = SENSOR_GPUS;
+    unsigned count = 0;
+    sensors->nvml_runs =
+        sensors->nvml_library && !library_find(sensors->nvml_library, names, &sensors->nvml) && sensors->nvml.initialize() == 0;
+    if (!sensors->nvml_runs || sensors->nvml.count(&count) != 0) return;
+    for (unsigned i = 0; i < count; i++)
+        if (variable_allows("CUDA_VISIBLE_DEVICES", i)) add_gpu(sensors, false, i);
 }
 
 /* Returns the joules since the driver was loaded, or NaN. */
@@ -66,15 +89,18 @@ static double read_nvidia(const GpuSensors *sensors, unsigned index, GpuReading 
 
 /* -- AMD ----------------------------------------------------------------------------------------------------------- */
 
-static void open_amd(GpuSensors *sensors, const char *root) {
+static void open_amd_sensors(GpuSensors *sensors, const char *root) {
     static const char *const names[] = {AMD_SENSORS(LIBRARY_NAME)};
     SCOPED_FREE char *driver = memory_format("%s/sys/module/amdgpu/", root);
     if (!file_exists(driver)) return; /* without a driver the library only prints complaints */
     sensors->amd_library = rocm_smi_open(root);
-    bool good = sensors->amd_library && !library_find(sensors->amd_library, names, &sensors->amd) && sensors->amd.initialize(0) == 0;
-    if (good && sensors->amd.count(&sensors->amd_count) != 0) sensors->amd_count = 0;
-    if (sensors->amd_count > SENSOR_GPUS - sensors->nvidia_count) sensors->amd_count = SENSOR_GPUS - sensors->nvidia_count;
-    if (good) sensors->amd_power = (AmdPowerNow *)dlsym(sensors->amd_library, AMD_POWER_NOW);
+    uint32_t count = 0;
+    sensors->amd_runs =
+        sensors->amd_library && !library_find(sensors->amd_library, names, &sensors->amd) && sensors->amd.initialize(0) == 0;
+    if (!sensors->amd_runs || sensors->amd.count(&count) != 0) return;
+    sensors->amd_power = (AmdPowerNow *)dlsym(sensors->amd_library, AMD_POWER_NOW);
+    for (uint32_t i = 0; i < count; i++)
+        if (variable_allows("HIP_VISIBLE_DEVICES", i) && variable_allows("ROCR_VISIBLE_DEVICES", i)) add_gpu(sensors, true, i);
 }
 
 /* Returns the joules of the GPU's counter, or NaN. */
@@ -95,37 +121,37 @@ static double read_amd(const GpuSensors *sensors, uint32_t index, GpuReading *gp
 /* -- Both ---------------------------------------------------------------------------------------------------------- */
 
 /* Adds the joules of a GPU since the previous reading: by its counter, or else by its power now. */
-static void add_joules(GpuSensors *sensors, int index, double energy, double seconds, SensorReading *reading) {
-    double joules = energy - sensors->energy[index];
-    sensors->energy[index] = energy;
-    if (!(joules >= 0)) joules = reading->gpus[index].watts * seconds;
+static void add_joules(SensedGpu *gpu, double watts, double energy, double seconds, SensorReading *reading) {
+    double joules = energy - gpu->energy;
+    gpu->energy = energy;
+    if (!(joules >= 0)) joules = watts * seconds;
     if (isfinite(joules)) reading->joules = isfinite(reading->joules) ? reading->joules + joules : joules;
 }
 
 void gpu_sensors_read(GpuSensors *sensors, double seconds, SensorReading *reading) {
-    const int nvidia = (int)sensors->nvidia_count;
-    reading->gpu_count = nvidia + (int)sensors->amd_count;
-    for (int i = 0; i < reading->gpu_count; i++) {
-        GpuReading *gpu = &reading->gpus[i];
-        *gpu = (GpuReading){NAN, NAN, NAN, NAN};
-        double energy = i < nvidia ? read_nvidia(sensors, (unsigned)i, gpu) : read_amd(sensors, (uint32_t)(i - nvidia), gpu);
-        add_joules(sensors, i, energy, seconds, reading);
+    reading->gpu_count = sensors->count;
+    for (int i = 0; i < sensors->count; i++) {
+        SensedGpu *gpu = &sensors->gpus[i];
+        GpuReading *now = &reading->gpus[i];
+        *now = (GpuReading){NAN, NAN, NAN, NAN};
+        double energy = gpu->amd ? read_amd(sensors, gpu->number, now) : read_nvidia(sensors, gpu->number, now);
+        add_joules(gpu, now->watts, energy, seconds, reading);
     }
 }
 
 GpuSensors *gpu_sensors_open(const char *root) {
     GpuSensors *sensors = memory_allocate(sizeof *sensors);
     *sensors = (GpuSensors){0};
-    open_nvml(sensors, root);
-    open_amd(sensors, root);
-    SensorReading first; /* sets the counters */
+    open_nvidia_sensors(sensors, root);
+    open_amd_sensors(sensors, root);
+    SensorReading first = {0}; /* sets the counters */
     gpu_sensors_read(sensors, 0, &first);
     return sensors;
 }
 
 void gpu_sensors_close(GpuSensors *sensors) {
-    if (sensors->nvidia_count) sensors->nvml.shut_down();
-    if (sensors->amd_count) sensors->amd.shut_down();
+    if (sensors->nvml_runs) sensors->nvml.shut_down();
+    if (sensors->amd_runs) sensors->amd.shut_down();
     if (sensors->nvml_library) dlclose(sensors->nvml_library);
     if (sensors->amd_library) dlclose(sensors->amd_library);
     free(sensors);

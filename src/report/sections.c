@@ -123,7 +123,7 @@ static void energy_item(const Page *page) {
     chart_number(large ? joules / kilowatt_hour : joules, 4, number);
     snprintf(value, sizeof value, "%s %s", number, large ? "kWh" : "J");
     chart_number(joules / tokens, 3, number);
-    if (ranks > 0 && ranks <= gpus && tokens > 0) snprintf(of_token, sizeof of_token, ", %s J per token", number);
+    if (ranks > 0 && ranks == gpus && tokens > 0) snprintf(of_token, sizeof of_token, ", %s J per token", number);
     number_item(page, "Energy", value, "of the %lld GPU%s of the machine of rank 0%s", (long long)gpus, plural(gpus), of_token);
 }
 

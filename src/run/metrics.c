@@ -473,8 +473,8 @@ bool metrics_mixture(Metrics *metrics, int64_t step, json_t *phases, Error *erro
 }
 
 /* Puts a number with one decimal. */
-static json_t *tenths(double value) { return isfinite(value) ? json_real(round(value * 10) / 10) : json_null(); }
-static json_t *whole_number(double value) { return isfinite(value) ? json_integer((json_int_t)round(value)) : json_null(); }
+static json_t *tenths_or_null(double value) { return isfinite(value) ? json_real(round(value * 10) / 10) : json_null(); }
+static json_t *rounded_or_null(double value) { return isfinite(value) ? json_integer((json_int_t)round(value)) : json_null(); }
 
 /* Puts a list with a number of each GPU, unless it is unknown for all. */
 static void put_gpus(json_t *record, const char *name, const SensorReading *reading, size_t offset, json_t *(*number)(double value)) {
@@ -492,17 +492,17 @@ static void put_gpus(json_t *record, const char *name, const SensorReading *read
 bool metrics_system(Metrics *metrics, int64_t step, const SensorReading *reading, Error *error) {
     json_t *record = record_new("system", step);
     double time = log_unix_seconds();
-    json_object_set_new(record, "cpu_percent", tenths(reading->cpu_percent));
-    json_object_set_new(record, "machine_memory_bytes", whole_number(reading->memory_bytes));
-    json_object_set_new(record, "disk_read_bytes_per_second", whole_number(reading->read_bytes));
-    json_object_set_new(record, "disk_written_bytes_per_second", whole_number(reading->written_bytes));
-    json_object_set_new(record, "network_received_bytes_per_second", whole_number(reading->received_bytes));
-    json_object_set_new(record, "network_sent_bytes_per_second", whole_number(reading->sent_bytes));
-    put_gpus(record, "gpu_percent", reading, offsetof(GpuReading, percent), tenths);
-    put_gpus(record, "gpu_memory_bytes", reading, offsetof(GpuReading, memory_bytes), whole_number);
-    put_gpus(record, "gpu_watts", reading, offsetof(GpuReading, watts), tenths);
-    put_gpus(record, "gpu_celsius", reading, offsetof(GpuReading, celsius), tenths);
-    if (isfinite(reading->joules)) json_object_set_new(record, "joules", tenths(reading->joules));
+    json_object_set_new(record, "cpu_percent", tenths_or_null(reading->cpu_percent));
+    json_object_set_new(record, "machine_memory_bytes", rounded_or_null(reading->memory_bytes));
+    json_object_set_new(record, "disk_read_bytes_per_second", rounded_or_null(reading->read_bytes));
+    json_object_set_new(record, "disk_written_bytes_per_second", rounded_or_null(reading->written_bytes));
+    json_object_set_new(record, "network_received_bytes_per_second", rounded_or_null(reading->received_bytes));
+    json_object_set_new(record, "network_sent_bytes_per_second", rounded_or_null(reading->sent_bytes));
+    put_gpus(record, "gpu_percent", reading, offsetof(GpuReading, percent), tenths_or_null);
+    put_gpus(record, "gpu_memory_bytes", reading, offsetof(GpuReading, memory_bytes), rounded_or_null);
+    put_gpus(record, "gpu_watts", reading, offsetof(GpuReading, watts), tenths_or_null);
+    put_gpus(record, "gpu_celsius", reading, offsetof(GpuReading, celsius), tenths_or_null);
+    if (isfinite(reading->joules)) json_object_set_new(record, "joules", tenths_or_null(reading->joules));
     return record_write(metrics, record, time, error);
 }
 

@@ -144,6 +144,20 @@ static void gpus_of_both_vendors_are_read(void **state) {
     double counted = 5 + 1e6 * 1e-6 * (double)15.3f;
     assert_true(reading.joules > counted && reading.joules < counted + 250.5 * 600);
     sensors_close(sensors);
+    setenv("CUDA_VISIBLE_DEVICES", "7,1", 1);
+    setenv("HIP_VISIBLE_DEVICES", "1", 1);
+    sensors = sensors_open(root);
+    sensors_read(sensors, &reading);
+    assert_int_equal(reading.gpu_count, 1);
+    assert_near(reading.gpus[0].percent, 92);
+    sensors_close(sensors);
+    setenv("CUDA_VISIBLE_DEVICES", "GPU-5a1", 1); /* not numbers */
+    unsetenv("HIP_VISIBLE_DEVICES");
+    sensors = sensors_open(root);
+    sensors_read(sensors, &reading);
+    assert_int_equal(reading.gpu_count, 3);
+    sensors_close(sensors);
+    unsetenv("CUDA_VISIBLE_DEVICES");
     free(root);
 }
 

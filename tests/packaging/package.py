@@ -125,6 +125,8 @@ class Runs(InFolder):
         self.assertLess(metrics["loss"][-1], metrics["loss"][0])
         self.assertEqual(len(dict(metrics)["lr"]), 8)
         self.assertEqual(self.run_of_a.evaluations["step"].tolist(), [4, 8])
+        self.assertEqual(self.run_of_a.machine["step"].tolist()[-1], 8)
+        self.assertGreater(self.run_of_a.machine["machine_memory_bytes"][-1], 1e6)
         with self.assertRaises(KeyError):
             metrics["none"]
 
