@@ -32,14 +32,17 @@ static bool read_first(const char *const *names, long least, long most, int *val
 }
 
 static bool find_address(NodePlace *place, Error *error) {
-    const char *name = first_set(addresses), *heads = getenv("SKYPILOT_NODE_IPS"), *list = getenv("SLURM_STEP_NODELIST");
-    size_t size = sizeof place->address;
+    static const char list_of_heads[] = "SKYPILOT_NODE_IPS"; /* a line per node */
+    const char *name = first_set(addresses), *heads = getenv(list_of_heads), *list = getenv("SLURM_STEP_NODELIST");
+    const size_t size = sizeof place->address;
     if (place->nodes == 1) return snprintf(place->address, size, "127.0.0.1") > 0;
-    if (name) snprintf(place->address, size, "%s", getenv(name));
-    else if (heads && *heads) snprintf(place->address, size, "%.*s", (int)strcspn(heads, "\n"), heads); /* a line per node */
-    else if (!list || !comm_first_host(list, place->address, size))
-        return error_set(error, ERROR_USAGE, "%d nodes need MASTER_ADDR, the host of node 0", place->nodes);
-    return true;
+    if (!name && heads && *heads) name = list_of_heads;
+    if (!name && list && comm_first_host(list, place->address, size)) return true;
+    if (!name) return error_set(error, ERROR_USAGE, "%d nodes need MASTER_ADDR, the host of node 0", place->nodes);
+    const size_t length = strcspn(getenv(name), "\n");
+    if (length == 0 || length >= size)
+        return error_set(error, ERROR_USAGE, "the environment variable %s must begin with a host of 1 to %zu bytes", name, size - 1);
+    return snprintf(place->address, size, "%.*s", (int)length, getenv(name)) > 0;
 }
 
 bool node_find(NodePlace *place, Error *error) {

@@ -118,6 +118,8 @@ static void wrong_variables_are_errors(void **state) {
                              nowhere = {"", {"PET_NNODES=2", "PET_NODE_RANK=0"}, 1}, words = {"", {"PET_NPROC_PER_NODE=all"}, 1};
     expect_alone(&numberless, "grace=9", ERROR_USAGE, "PET_NNODES=2 NODE_RANK, from 0 to 1", NULL);
     expect_alone(&high, "grace=9", ERROR_USAGE, "SKYPILOT_NODE_RANK=2 from 0 to 1", NULL);
+    static const ClusterKind empty = {"", {"SKYPILOT_NUM_NODES=2", "SKYPILOT_NODE_RANK=0", "SKYPILOT_NODE_IPS=\n10.0.0.2"}, 1};
+    expect_alone(&empty, "grace=9", ERROR_USAGE, "SKYPILOT_NODE_IPS must begin with a host", NULL);
     expect_alone(&nowhere, "grace=9", ERROR_USAGE, "2 nodes MASTER_ADDR", NULL);
     expect_alone(&words, "grace=9", ERROR_USAGE, "PET_NPROC_PER_NODE=all number", NULL);
 }
