@@ -385,7 +385,9 @@ static void expect_whole(const Config *config, Precision precision, const char *
         positions[i] = (int32_t)i;
         executor_set_values(executor, whole.choice, i * DRAW_CHOICE_VALUES, choice, DRAW_CHOICE_VALUES);
     }
+    device_set_exact(device_cpu(), family_of(&config->model)->keeps_states); /* else the delta rule has chunks of tokens */
     executor_run(executor);
+    device_set_exact(device_cpu(), false);
     const float *drawn = executor_tensor(executor, whole.drawn);
     for (int64_t i = 0; i < asked->tokens; i++) {
         const float *row = drawn + (first - 1 + i) * DRAW_VALUES;

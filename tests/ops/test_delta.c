@@ -2,6 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -120,6 +121,92 @@ static void the_rule_and_its_gradients_agree(void **state) {
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rule, &shapes[i], (CheckBounds){.bf16 = 0.03});
 }
 
+/* Several chunks of 64 tokens; documents that begin inside of chunks, and many in each. Gradients of rates and
+ * biases are sums over documents whose terms cancel. */
+static const RuleShape long_shapes[] = {{{1, 2, 6, 3, 1}, 140, {0, 200}}, {{1, 2, 5, 4, 2}, 75, {3, 70}}, {{2, 2, 17, 16, 1}, 160, {0, 9}}};
+
+static void chunks_of_tokens_agree(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(long_shapes); i++) check_op(build_rule, &long_shapes[i], (CheckBounds){.fp32 = 1e-4, .bf16 = 0.03});
+}
+
+/* With device_set_exact chunks have one token. */
+static void single_tokens_agree(void **state) {
+    (void)state;
+    Device *device = check_device() ? check_device() : device_cpu();
+    device_set_exact(device, true);
+    for (size_t i = 0; i < COUNT(long_shapes); i++) check_op(build_rule, &long_shapes[i], (CheckBounds){.fp32 = 1e-4, .bf16 = 0.03});
+    device_set_exact(device, false);
+}
+
+/* y of a head by the rule itself: S = decay S;  error = v - S^T k;  S += k (beta error)^T;  y = S^T q. */
+static void expect_rule(const RuleShape *s, const double *values[5], const int32_t *positions, const double *y) {
+    DeltaShape d = delta_shape(&s->spec, s->spec.sequences * s->length);
+    enum { MOST_HEADS = 4, MOST_CHANNELS = 20 };
+    static double states[MOST_HEADS][MOST_CHANNELS * MOST_CHANNELS];
+    double q[MOST_CHANNELS], k[MOST_CHANNELS];
+    for (int64_t r = 0; r < d.rows; r++)
+        for (int64_t h = 0; h < d.heads; h++) {
+            const double *x = values[0] + r * d.columns, *gates = values[1] + r * 2 * d.heads, *v = x + 2 * d.keys + h * d.value_dim;
+            double beta = 1 / (1 + exp(-gates[h])), squares[2] = {delta_epsilon, delta_epsilon},
+                   softened = gates[d.heads + h] + values[3][h];
+            double decay = exp(-exp(values[2][h]) * log1p(exp(softened)));
+            double *state = states[h];
+            if (r % s->length == 0 || positions[r] == 0) memset(state, 0, sizeof states[h]);
+            for (int64_t i = 0; i < d.key_dim; i++) {
+                q[i] = x[h / d.group * d.key_dim + i], k[i] = x[d.keys + h / d.group * d.key_dim + i];
+                squares[0] += q[i] * q[i], squares[1] += k[i] * k[i];
+            }
+            for (int64_t j = 0; j < d.value_dim; j++) {
+                double recalled = 0, read = 0;
+                for (int64_t i = 0; i < d.key_dim; i++) recalled += decay * state[i * d.value_dim + j] * k[i] / sqrt(squares[1]);
+                for (int64_t i = 0; i < d.key_dim; i++) {
+                    double *at = &state[i * d.value_dim + j];
+                    *at = decay * *at + k[i] / sqrt(squares[1]) * beta * (v[j] - recalled);
+                    read += *at * q[i] / sqrt(squares[0] * (double)d.key_dim);
+                }
+                double found = y[(r * d.heads + h) * d.value_dim + j];
+                if (fabs(found - read) > 1e-12)
+                    fail_msg("row %lld, head %lld, channel %lld: %.15g, not %.15g", (long long)r, (long long)h, (long long)j, found, read);
+            }
+        }
+}
+
+static void outputs_are_those_of_the_rule(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2 * COUNT(long_shapes); i++) {
+        const RuleShape *s = &long_shapes[i / 2];
+        DeltaShape d = delta_shape(&s->spec, s->spec.sequences * s->length);
+        int64_t shapes[5][2] = {{d.rows, d.columns}, {d.rows, 2 * d.heads}, {d.heads, 1}, {d.heads, 1}, {d.rows, 1}};
+        TensorId ids[5];
+        double *values[5];
+        int32_t positions[MOST_ROWS];
+        Graph *graph = graph_create(PRECISION_FP64, false);
+        for (int j = 0; j < 5; j++)
+            ids[j] = graph_tensor(graph, ARENA_INPUT,
+                j == 4  ? TYPE_INT32
+                : j < 2 ? TYPE_COMPUTE
+                        : TYPE_WIDE,
+                j < 2 ? 2 : 1, shapes[j], "in");
+        DeltaInputs in = {.x = ids[0], .gates = ids[1], .rates = ids[2], .bias = ids[3], .positions = ids[4]};
+        TensorId y = op_delta(graph, &in, &(DeltaState){0}, &s->spec);
+        graph->tensors[y].keep = true;
+        device_set_exact(device_cpu(), i % 2);
+        Program program = check_program((Model){.graph = graph}, device_cpu());
+        for (int j = 0; j < 5; j++) values[j] = executor_tensor(program.executor, ids[j]);
+        for (int j = 0; j < 4; j++)
+            for (int64_t k = 0; k < shapes[j][0] * shapes[j][1]; k++)
+                values[j][k] = sin((double)(k * (j + 3)) + 0.7 * (double)(k % 11)) - (j > 1);
+        for (int64_t r = 0; r < d.rows; r++)
+            ((int32_t *)values[4])[r] = positions[r] = (int32_t)((s->documents.first + r) % s->documents.document);
+        executor_run(program.executor);
+        expect_rule(
+            s, (const double *[]){values[0], values[1], values[2], values[3], values[4]}, positions, executor_tensor(program.executor, y));
+        device_set_exact(device_cpu(), false);
+        program_free(&program);
+    }
+}
+
 /* Slots and the last rows in use of a first part, whose padding the second part must not see. */
 enum { RULE_SLOTS = 3, RULE_SEQUENCES = 2 };
 static const int32_t rule_slots[RULE_SEQUENCES] = {2, 0}, rule_lasts[RULE_SEQUENCES] = {1, 3}, rule_ends[RULE_SEQUENCES] = {2, 2};
@@ -153,6 +240,9 @@ int main(void) {
         cmocka_unit_test(convolutions_stay_in_their_document_and_sequence),
         cmocka_unit_test(a_history_precedes_the_rows),
         cmocka_unit_test(the_rule_and_its_gradients_agree),
+        cmocka_unit_test(chunks_of_tokens_agree),
+        cmocka_unit_test(single_tokens_agree),
+        cmocka_unit_test(outputs_are_those_of_the_rule),
         cmocka_unit_test(the_rule_continues_from_the_states_of_slots),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

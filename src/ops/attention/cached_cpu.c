@@ -65,7 +65,7 @@ static void load_cached_queries(const Cached *c, AttentionTile *tile, int64_t kv
     }
     attention_mask_finish(&tile->mask, count);
     memset(tile->out + count * tile->qk_width, 0, (tile->mask.queries - count) * tile->qk_width * sizeof(W));
-    attention_transpose(tile->queries, tile->out, tile->mask.queries, tile->qk_width);
+    tile_transpose(tile->queries, ATTENTION_TILE, tile->out, tile->qk_width, tile->mask.queries, tile->qk_width);
 }
 
 /* Writes a query's result to this rank's part. */

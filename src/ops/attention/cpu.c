@@ -310,19 +310,19 @@ static void grad_tile_place(GradTile *tile, W *scratch, const AttentionPlan *pla
 static void grad_tile_delta(GradTile *tile, const T *out, int64_t stride, int64_t rows, int64_t v_dim) {
     int64_t width = attention_width(v_dim);
     W *block = tile->d_scores, *transposed = tile->weights;
-    for (int64_t i = 0; i < tile->mask.queries; i += ATTENTION_LANES) {
-        AttentionVector parts[ATTENTION_LANES];
-        attention_load(block, out + i * stride, stride, int_max(int_min(rows - i, ATTENTION_LANES), 0), ATTENTION_LANES, v_dim, 1);
-        for (int lane = 0; lane < ATTENTION_LANES; lane++) {
-            const AttentionVector *a = (const AttentionVector *)(tile->d_rows + (i + lane) * width);
-            const AttentionVector *b = (const AttentionVector *)(block + lane * width);
+    for (int64_t i = 0; i < tile->mask.queries; i += TILE_LANES) {
+        TileVector parts[TILE_LANES];
+        attention_load(block, out + i * stride, stride, int_max(int_min(rows - i, TILE_LANES), 0), TILE_LANES, v_dim, 1);
+        for (int lane = 0; lane < TILE_LANES; lane++) {
+            const TileVector *a = (const TileVector *)(tile->d_rows + (i + lane) * width);
+            const TileVector *b = (const TileVector *)(block + lane * width);
             parts[lane] = *a * *b;
-            for (int64_t j = 1; j < width / ATTENTION_LANES; j++) parts[lane] += a[j] * b[j];
+            for (int64_t j = 1; j < width / TILE_LANES; j++) parts[lane] += a[j] * b[j];
         }
-        attention_transpose_square(transposed, parts);
-        AttentionVector delta = -*(const AttentionVector *)transposed;
-        for (int lane = 1; lane < ATTENTION_LANES; lane++) delta -= *(const AttentionVector *)(transposed + lane * ATTENTION_TILE);
-        *(AttentionVector *)(tile->delta + i) = delta;
+        tile_transpose_square(transposed, ATTENTION_TILE, parts);
+        TileVector delta = -*(const TileVector *)transposed;
+        for (int lane = 1; lane < TILE_LANES; lane++) delta -= *(const TileVector *)(transposed + lane * ATTENTION_TILE);
+        *(TileVector *)(tile->delta + i) = delta;
     }
 }
 
@@ -335,8 +335,8 @@ static void grad_tile_load(GradTile *tile, const KeyPart *part, const OpCall *ca
     attention_load(tile->rows, part->attention->queries + row * plan->columns + head * qk_dim, plan->columns, rows, queries, qk_dim,
         attention_scale(plan->spec));
     attention_load(tile->d_rows, d_out, stride, rows, queries, v_dim, 1);
-    attention_transpose(tile->queries, tile->rows, queries, plan->qk_width);
-    attention_transpose(tile->d_outs, tile->d_rows, queries, plan->v_width);
+    tile_transpose(tile->queries, ATTENTION_TILE, tile->rows, plan->qk_width, queries, plan->qk_width);
+    tile_transpose(tile->d_outs, ATTENTION_TILE, tile->d_rows, plan->v_width, queries, plan->v_width);
     grad_tile_delta(tile, out, stride, rows, v_dim);
     memset(tile->d_queries, 0, queries * plan->qk_width * sizeof(W));
     for (int64_t i = 0; i < queries; i++) tile->log_sum[i] = i < rows ? -sums[i * heads] * (W)M_LOG2E : 0;
@@ -348,11 +348,11 @@ static void grad_tile_load(GradTile *tile, const KeyPart *part, const OpCall *ca
 enum { SLOPED_MIN_EXPONENT = -64 };
 static void grad_panel(const GradTile *tile, int64_t panel, W *weights, W *d_scores) {
     const int least = tile->mask.sloped ? SLOPED_MIN_EXPONENT : ATTENTION_MIN_EXPONENT;
-    const AttentionVector shift = attention_magic - (AttentionVector){0};
+    const TileVector shift = attention_magic - (TileVector){0};
     for (int k = 0; k < ATTENTION_GROUP; k++)
-        for (int i = tile->mask.first[panel]; i < tile->mask.end[panel]; i += ATTENTION_LANES) {
-            AttentionVector *weight = (AttentionVector *)(weights + k * ATTENTION_TILE + i);
-            AttentionVector *d_score = (AttentionVector *)(d_scores + k * ATTENTION_TILE + i);
+        for (int i = tile->mask.first[panel]; i < tile->mask.end[panel]; i += TILE_LANES) {
+            TileVector *weight = (TileVector *)(weights + k * ATTENTION_TILE + i);
+            TileVector *d_score = (TileVector *)(d_scores + k * ATTENTION_TILE + i);
             *weight = attention_exp2(*weight, shift, least);
             *d_score *= *weight;
         }
@@ -367,8 +367,8 @@ static void grad_panel_cap(const GradTile *tile, int64_t panel, W *d_scores) {
 
 /* d_rows[key] += sum over queries in `ranges` of weights[key][query] * rows[query] for a group of
  * keys. */
-static void sum_over_queries(W *d_rows, const W *weights, const W *rows, const AttentionRange *ranges, int64_t width) {
-    attention_matmul(d_rows, width, NULL, NULL, (AttentionRows){weights, ATTENTION_TILE, 1}, rows, width, ranges, width);
+static void sum_over_queries(W *d_rows, const W *weights, const W *rows, const TileRange *ranges, int64_t width) {
+    attention_matmul(d_rows, width, NULL, NULL, (TileRows){weights, ATTENTION_TILE, 1}, rows, width, ranges, width);
 }
 
 static void grad_tile_block(GradTile *tile, const KeyPart *part, int64_t key, int64_t keys) {
@@ -388,10 +388,10 @@ static void grad_tile_block(GradTile *tile, const KeyPart *part, int64_t key, in
         attention_prefetch_rows(&tile->prefetch);
         grad_panel(tile, panel, weights, d_scores);
         if (mask->limit > 0) grad_panel_cap(tile, panel, d_scores);
-        AttentionRange ranges[ATTENTION_GROUP_QUADS]; /* earlier queries come before the keys of the quad */
+        TileRange ranges[ATTENTION_GROUP_QUADS]; /* earlier queries come before the keys of the quad */
         for (int q = 0; q < ATTENTION_GROUP_QUADS; q++) {
             while (first < end && mask->high[first] < (W)(key + at + q * ATTENTION_QUAD)) first++;
-            ranges[q] = (AttentionRange){first, end};
+            ranges[q] = (TileRange){first, end};
         }
         sum_over_queries(part->d_values + (key + at) * v_width, weights, tile->d_rows, ranges, v_width);
         sum_over_queries(part->d_keys + (key + at) * qk_width, d_scores, tile->rows, ranges, qk_width);

@@ -11,7 +11,7 @@
 #pragma once
 
 #include <assert.h>
-#include "backend/cpu/kernel.h"
+#include "backend/cpu/cpu_tile.h"
 #include "ops/attention/attention.h"
 
 enum {
@@ -34,42 +34,13 @@ static inline int64_t attention_tile_elements(const Heads *h) {
 
 #ifdef KERNEL_VARIANT
 
-/* A register tile has `vectors` columns of vectors, and enough rows to hide the latency of
- * multiply-adds. */
-#if defined __AVX512F__
-#define ATTENTION_VECTOR_BYTES 64
-#define ATTENTION_ROWS(vectors) ((vectors) == 4 ? 4 : 8) /* 8 to 24 of the 32 registers hold sums */
-enum { ATTENTION_VECTORS = 4 };
-#elif defined __AVX2__
-#define ATTENTION_VECTOR_BYTES 32
-#define ATTENTION_ROWS(vectors) 4 /* 8 of the 16 registers hold sums */
-enum { ATTENTION_VECTORS = 2 };
-#else
-#define ATTENTION_VECTOR_BYTES 16
-#define ATTENTION_ROWS(vectors) 4
-enum { ATTENTION_VECTORS = 2 };
-#endif
-enum { ATTENTION_LANES = ATTENTION_VECTOR_BYTES / sizeof(W) };
-typedef W AttentionVector __attribute__((vector_size(ATTENTION_VECTOR_BYTES), may_alias));
-#if defined KERNEL_FP64
-typedef uint64_t AttentionBits __attribute__((vector_size(ATTENTION_VECTOR_BYTES), may_alias));
-#else
-typedef uint32_t AttentionBits __attribute__((vector_size(ATTENTION_VECTOR_BYTES), may_alias));
-#endif
-
-#ifdef __clang__
-#define ATTENTION_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define ATTENTION_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 /* Scores are logarithms to base 2, because the scale of queries includes log2(e): 2^x is cheaper
  * than e^x. */
 enum { ATTENTION_MIN_EXPONENT = -126 }; /* powers of two below 2^-126 are 0 */
 #if defined KERNEL_FP64
 static const W attention_magic = 0;
-static inline AttentionVector attention_exp2(AttentionVector x, AttentionVector shift, int least) {
-    for (int i = 0; i < ATTENTION_LANES; i++) x[i] = x[i] + shift[i] < least ? 0 : exp2(x[i] + shift[i]);
+static inline TileVector attention_exp2(TileVector x, TileVector shift, int least) {
+    for (int i = 0; i < TILE_LANES; i++) x[i] = x[i] + shift[i] < least ? 0 : exp2(x[i] + shift[i]);
     return x;
 }
 static inline W attention_log2(W x) { return log2(x); }
@@ -80,14 +51,14 @@ static const W attention_magic = 12583039.0f;
 /* Returns 2^(x + shift - attention_magic), within 1.8e-7 relative; 0 if it is below 2^least; NaN
  * stays NaN. x = n + r with |r| <= 1/2 and shift + n an integer; the polynomial has the least
  * relative error of degree 5 with 2^0 = 1. */
-static inline AttentionVector attention_exp2(AttentionVector x, AttentionVector shift, int least) {
-    AttentionVector shifted = x + shift, r = x - (shifted - shift), p = r * 1.326472721e-3f + 9.671512812e-3f;
+static inline TileVector attention_exp2(TileVector x, TileVector shift, int least) {
+    TileVector shifted = x + shift, r = x - (shifted - shift), p = r * 1.326472721e-3f + 9.671512812e-3f;
     p = p * r + 5.550733745e-2f;
     p = p * r + 2.402224208e-1f;
     p = p * r + 6.931469776e-1f;
     p = p * r + 1.0f;
-    p *= (AttentionVector)((AttentionBits)shifted << 23);
-    return (AttentionVector)((AttentionBits)p & ~(AttentionBits)(shifted < attention_magic + (W)least));
+    p *= (TileVector)((TileBits)shifted << 23);
+    return (TileVector)((TileBits)p & ~(TileBits)(shifted < attention_magic + (W)least));
 }
 /* Returns log2 of a normal number, within 1e-7 relative or absolute; NaN stays NaN. x = 2^n * m
  * with m from sqrt(1/2) to sqrt(2); with s = (m - 1) / (m + 1), log m = 2 (s + s^3 / 3 + s^5 / 5 +
@@ -113,63 +84,33 @@ static const W attention_masked = (W)-1e30; /* score of a masked key: finite, so
 
 /* -- Matmuls ------------------------------------------------------------------------------------------------------- */
 
-typedef struct AttentionRange { int first, end; } AttentionRange;
-
-static inline AttentionRange attention_union(AttentionRange a, AttentionRange b) {
+static inline TileRange attention_union(TileRange a, TileRange b) {
     if (a.first >= a.end) return b;
     if (b.first >= b.end) return a;
-    return (AttentionRange){a.first < b.first ? a.first : b.first, a.end > b.end ? a.end : b.end};
+    return (TileRange){a.first < b.first ? a.first : b.first, a.end > b.end ? a.end : b.end};
 }
 
-/* The left operand of a matmul, whose elements are broadcast: element (i, p) is
- * at[i * row + p * step]. */
-typedef struct AttentionRows {
-    const W *at;
-    int64_t row, step;
-} AttentionRows;
-
-/* c[i][j] = start[j] + sum over p in `range` of a(i, p) * b[p * b_row + j], for `rows` rows and
- * `vectors` vectors of columns. If `start` is NULL, sums start at c[i][j] * scale[i], or at c[i][j]
- * if `scale` is NULL too. */
-static inline __attribute__((always_inline)) void attention_matmul_tile(W *c, int64_t c_row, const W *start, const W *scale,
-    AttentionRows a, const W *b, int64_t b_row, AttentionRange range, const int rows, const int vectors) {
-    AttentionVector sums[ATTENTION_ROWS(1)][ATTENTION_VECTORS];
-    ATTENTION_UNROLL for (int i = 0; i < rows; i++) ATTENTION_UNROLL for (int j = 0; j < vectors; j++) {
-        sums[i][j] = *(const AttentionVector *)((start ? start : c + i * c_row) + j * ATTENTION_LANES);
-        if (scale) sums[i][j] *= scale[i];
-    }
-    const W *at = a.at + range.first * a.step, *end = a.at + range.end * a.step;
-    for (b += range.first * b_row; at != end; at += a.step, b += b_row) {
-        AttentionVector row[ATTENTION_VECTORS];
-        ATTENTION_UNROLL for (int j = 0; j < vectors; j++) row[j] = *(const AttentionVector *)(b + j * ATTENTION_LANES);
-        ATTENTION_UNROLL for (int i = 0; i < rows; i++) ATTENTION_UNROLL for (int j = 0; j < vectors; j++) sums[i][j] +=
-            at[i * a.row] * row[j];
-    }
-    ATTENTION_UNROLL for (int i = 0; i < rows; i++) ATTENTION_UNROLL for (int j = 0; j < vectors; j++) *
-        (AttentionVector *)(c + i * c_row + j * ATTENTION_LANES) = sums[i][j];
-}
-
-/* attention_matmul_tile for a group of rows; each quad has its own range. */
-static inline __attribute__((always_inline)) void attention_matmul_rows(W *c, int64_t c_row, const W *start, const W *scale,
-    AttentionRows a, const W *b, int64_t b_row, const AttentionRange *ranges, const int vectors) {
-    const int rows = ATTENTION_ROWS(vectors);
+/* tile_matmul for a group of rows; each quad has its own range. */
+static inline __attribute__((always_inline)) void attention_matmul_rows(W *c, int64_t c_row, const W *start, const W *scale, TileRows a,
+    const W *b, int64_t b_row, const TileRange *ranges, const int vectors) {
+    const int rows = TILE_ROWS(vectors);
     for (int i = 0; i < ATTENTION_GROUP; i += rows) {
-        AttentionRange range = ranges[i / ATTENTION_QUAD];
+        TileRange range = ranges[i / ATTENTION_QUAD];
         if (rows > ATTENTION_QUAD) range = attention_union(range, ranges[i / ATTENTION_QUAD + 1]);
         if (range.first >= range.end) continue;
-        attention_matmul_tile(c + i * c_row, c_row, start, scale ? scale + i : NULL, (AttentionRows){a.at + i * a.row, a.row, a.step}, b,
-            b_row, range, rows, vectors);
+        tile_matmul(c + i * c_row, c_row, start, scale ? scale + i : NULL, (TileRows){a.at + i * a.row, a.row, a.step}, b, b_row, range,
+            rows, vectors);
     }
 }
 
 /* attention_matmul_rows over `columns` columns, a multiple of ATTENTION_GROUP. */
-static inline __attribute__((always_inline)) void attention_matmul(W *c, int64_t c_row, const W *start, const W *scale, AttentionRows a,
-    const W *b, int64_t b_row, const AttentionRange *ranges, int64_t columns) {
-    int64_t left = columns / ATTENTION_LANES;
-    for (; left >= ATTENTION_VECTORS; left -= ATTENTION_VECTORS) {
-        attention_matmul_rows(c, c_row, start, scale, a, b, b_row, ranges, ATTENTION_VECTORS);
-        c += ATTENTION_VECTORS * ATTENTION_LANES, b += ATTENTION_VECTORS * ATTENTION_LANES;
-        if (start) start += ATTENTION_VECTORS * ATTENTION_LANES;
+static inline __attribute__((always_inline)) void attention_matmul(
+    W *c, int64_t c_row, const W *start, const W *scale, TileRows a, const W *b, int64_t b_row, const TileRange *ranges, int64_t columns) {
+    int64_t left = columns / TILE_LANES;
+    for (; left >= TILE_VECTORS; left -= TILE_VECTORS) {
+        attention_matmul_rows(c, c_row, start, scale, a, b, b_row, ranges, TILE_VECTORS);
+        c += TILE_VECTORS * TILE_LANES, b += TILE_VECTORS * TILE_LANES;
+        if (start) start += TILE_VECTORS * TILE_LANES;
     }
 #if defined __AVX512F__
     if (left == 3) attention_matmul_rows(c, c_row, start, scale, a, b, b_row, ranges, 3);
@@ -180,32 +121,23 @@ static inline __attribute__((always_inline)) void attention_matmul(W *c, int64_t
 
 /* scores[key][query] = start[query] + rows[key] . columns[..][query] for a group of keys and `queries` queries. */
 static void attention_scores(W *scores, const W *start, const W *rows, const W *columns, int64_t depth, int64_t queries) {
-    AttentionRange all = {0, (int)depth}, ranges[ATTENTION_GROUP_QUADS] = {all, all, all, all};
-    AttentionRows keys = {rows, attention_width(depth), 1};
+    TileRange all = {0, (int)depth}, ranges[ATTENTION_GROUP_QUADS] = {all, all, all, all};
+    TileRows keys = {rows, attention_width(depth), 1};
     attention_matmul(scores, ATTENTION_TILE, start, NULL, keys, columns, ATTENTION_TILE, ranges, queries);
 }
 
 /* out[query] = scale[query] * out[query] + sum over keys in `ranges` of weights[key][query] * rows[key] for a group of
  * queries. */
-static void attention_sum_over_keys(W *out, const W *scale, const W *weights, const W *rows, const AttentionRange *ranges, int64_t width) {
-    attention_matmul(out, width, NULL, scale, (AttentionRows){weights, 1, ATTENTION_TILE}, rows, width, ranges, width);
+static void attention_sum_over_keys(W *out, const W *scale, const W *weights, const W *rows, const TileRange *ranges, int64_t width) {
+    attention_matmul(out, width, NULL, scale, (TileRows){weights, 1, ATTENTION_TILE}, rows, width, ranges, width);
 }
 
 /* -- Loading ------------------------------------------------------------------------------------------------------- */
 
-/* Loads a vector and casts it to W. A loop over exactly the lanes becomes one instruction. */
-static inline AttentionVector attention_load_vector(const T *from) {
-    T stored[ATTENTION_LANES];
-    AttentionVector x;
-    memcpy(stored, from, sizeof stored);
-    for (int i = 0; i < ATTENTION_LANES; i++) x[i] = to_wide(stored[i]);
-    return x;
-}
-
 /* Loads a row of a head: to = scale * from, zero after `columns`. */
 static inline void attention_load_row(W *restrict to, const T *restrict from, int64_t columns, W scale) {
     int64_t j = 0, width = attention_width(columns);
-    for (; j + ATTENTION_LANES <= columns; j += ATTENTION_LANES) *(AttentionVector *)(to + j) = scale * attention_load_vector(from + j);
+    for (; j + TILE_LANES <= columns; j += TILE_LANES) *(TileVector *)(to + j) = scale * tile_load_vector(from + j);
     for (; j < columns; j++) to[j] = scale * to_wide(from[j]);
     for (; j < width; j++) to[j] = 0;
 }
@@ -223,64 +155,21 @@ static inline void attention_load(W *to, const T *from, int64_t stride, int64_t 
     memset(to + rows * width, 0, (padded - rows) * width * sizeof(W));
 }
 
-/* Interleaves two vectors, their first halves (at = 0) or second halves; log2(lanes) rounds of it
- * transpose a square. */
-#define ATTENTION_ZIP_2(a, b, at) VECTOR_SHUFFLE(a, b, at, 2 + at)
-#define ATTENTION_ZIP_4(a, b, at) VECTOR_SHUFFLE(a, b, at, 4 + at, 1 + at, 5 + at)
-#define ATTENTION_ZIP_8(a, b, at) VECTOR_SHUFFLE(a, b, at, 8 + at, 1 + at, 9 + at, 2 + at, 10 + at, 3 + at, 11 + at)
-#define ATTENTION_ZIP_16(a, b, at) \
-    VECTOR_SHUFFLE(a, b, at, 16 + at, 1 + at, 17 + at, 2 + at, 18 + at, 3 + at, 19 + at, 4 + at, 20 + at, 5 + at, 21 + at, 6 + at, \
-                   22 + at, 7 + at, 23 + at)
-#if defined KERNEL_FP64 && ATTENTION_VECTOR_BYTES == 16
-#define ATTENTION_ZIP ATTENTION_ZIP_2
-#elif ATTENTION_VECTOR_BYTES == 16
-#define ATTENTION_ZIP ATTENTION_ZIP_4
-#elif ATTENTION_VECTOR_BYTES == 32
-#define ATTENTION_ZIP ATTENTION_ZIP_8
-#else
-#define ATTENTION_ZIP ATTENTION_ZIP_16
-#endif
-
-/* to[j][i] = rows[i][j]: transposes a square of vectors. */
-static inline void attention_transpose_square(W *to, AttentionVector *rows) {
-    for (int stage = 1; stage < ATTENTION_LANES; stage *= 2) {
-        AttentionVector next[ATTENTION_LANES];
-        ATTENTION_UNROLL for (int i = 0; i < ATTENTION_LANES / 2; i++) {
-            next[2 * i] = ATTENTION_ZIP(rows[i], rows[i + ATTENTION_LANES / 2], 0);
-            next[2 * i + 1] = ATTENTION_ZIP(rows[i], rows[i + ATTENTION_LANES / 2], ATTENTION_LANES / 2);
-        }
-        ATTENTION_UNROLL for (int i = 0; i < ATTENTION_LANES; i++) rows[i] = next[i];
-    }
-    ATTENTION_UNROLL for (int i = 0; i < ATTENTION_LANES; i++) * (AttentionVector *)(to + i * ATTENTION_TILE) = rows[i];
-}
-
-/* to[column][query] = from[query][column] for `queries` rows, a multiple of ATTENTION_LANES. */
-static inline void attention_transpose(W *to, const W *from, int64_t queries, int64_t width) {
-    for (int64_t query = 0; query < queries; query += ATTENTION_LANES)
-        for (int64_t column = 0; column < width; column += ATTENTION_LANES) {
-            AttentionVector square[ATTENTION_LANES];
-            ATTENTION_UNROLL for (int i = 0; i < ATTENTION_LANES; i++) square[i] =
-                *(const AttentionVector *)(from + (query + i) * width + column);
-            attention_transpose_square(to + column * ATTENTION_TILE + query, square);
-        }
-}
-
 /* to[column][query] = scale * from[query][column] for `rows` rows in storage, zero up to `padded`,
- * a multiple of ATTENTION_GROUP. Partial squares pass through `scratch` of ATTENTION_LANES rows. */
+ * a multiple of ATTENTION_GROUP. Partial squares pass through `scratch` of TILE_LANES rows. */
 static inline void attention_load_transposed(
     W *to, const T *from, int64_t stride, int64_t rows, int64_t padded, int64_t columns, W scale, W *scratch) {
     int64_t width = attention_width(columns);
-    for (int64_t query = 0; query < padded; query += ATTENTION_LANES, from += ATTENTION_LANES * stride) {
-        if (width > columns || query + ATTENTION_LANES > rows) {
-            attention_load(scratch, from, stride, int_max(int_min(rows - query, ATTENTION_LANES), 0), ATTENTION_LANES, columns, scale);
-            attention_transpose(to + query, scratch, ATTENTION_LANES, width);
+    for (int64_t query = 0; query < padded; query += TILE_LANES, from += TILE_LANES * stride) {
+        if (width > columns || query + TILE_LANES > rows) {
+            attention_load(scratch, from, stride, int_max(int_min(rows - query, TILE_LANES), 0), TILE_LANES, columns, scale);
+            tile_transpose(to + query, ATTENTION_TILE, scratch, width, TILE_LANES, width);
             continue;
         }
-        for (int64_t column = 0; column < width; column += ATTENTION_LANES) {
-            AttentionVector square[ATTENTION_LANES];
-            ATTENTION_UNROLL for (int i = 0; i < ATTENTION_LANES; i++) square[i] =
-                scale * attention_load_vector(from + i * stride + column);
-            attention_transpose_square(to + column * ATTENTION_TILE + query, square);
+        for (int64_t column = 0; column < width; column += TILE_LANES) {
+            TileVector square[TILE_LANES];
+            TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) square[i] = scale * tile_load_vector(from + i * stride + column);
+            tile_transpose_square(to + column * ATTENTION_TILE + query, ATTENTION_TILE, square);
         }
     }
 }
@@ -328,7 +217,7 @@ typedef struct AttentionMask {
     int64_t key, panels;                                /* its first key, and its number of groups of keys */
     int first[ATTENTION_GROUPS], end[ATTENTION_GROUPS]; /* queries that see any key of a panel */
     bool whole;                                         /* all queries see all keys of all panels */
-    AttentionRange keys[ATTENTION_QUADS];               /* seen by any query of a quad, counted from `key` */
+    TileRange keys[ATTENTION_QUADS];                    /* seen by any query of a quad, counted from `key` */
 } AttentionMask;
 
 static inline W attention_minimum(const W *x, int count) {
@@ -398,14 +287,13 @@ static void attention_mask_block(AttentionMask *mask, int64_t key, int64_t keys)
 /* Sets the scores of masked keys of a panel to attention_masked. */
 static inline void attention_panel_mask(const AttentionMask *mask, int64_t panel, W *scores) {
     W first = (W)(mask->key + panel * ATTENTION_GROUP), last = first + (ATTENTION_GROUP - 1);
-    for (int i = mask->first[panel]; i < mask->end[panel]; i += ATTENTION_LANES) {
+    for (int i = mask->first[panel]; i < mask->end[panel]; i += TILE_LANES) {
         if (mask->groups[i / ATTENTION_GROUP].low_of_all <= first && mask->groups[i / ATTENTION_GROUP].high_of_all >= last) continue;
-        AttentionVector low = *(const AttentionVector *)(mask->low + i), high = *(const AttentionVector *)(mask->high + i);
+        TileVector low = *(const TileVector *)(mask->low + i), high = *(const TileVector *)(mask->high + i);
         for (int k = 0; k < ATTENTION_GROUP; k++) {
-            AttentionVector at = first + k - (AttentionVector){0}, masked = attention_masked - (AttentionVector){0};
-            AttentionBits seen = (AttentionBits)(low <= at) & (AttentionBits)(at <= high),
-                          *score = (AttentionBits *)(scores + k * ATTENTION_TILE + i);
-            *score = (*score & seen) | ((AttentionBits)masked & ~seen);
+            TileVector at = first + k - (TileVector){0}, masked = attention_masked - (TileVector){0};
+            TileBits seen = (TileBits)(low <= at) & (TileBits)(at <= high), *score = (TileBits *)(scores + k * ATTENTION_TILE + i);
+            *score = (*score & seen) | ((TileBits)masked & ~seen);
         }
     }
 }
@@ -413,16 +301,15 @@ static inline void attention_panel_mask(const AttentionMask *mask, int64_t panel
 /* Soft-caps the scores of a panel, then adds start[query]. `slopes`, as scores or NULL, receives the
  * derivatives. Powers are at most 2^64, which keeps them finite and tanh at 1. */
 static void attention_panel_cap(const AttentionMask *mask, int64_t panel, W *scores, const W *start, W *slopes) {
-    const AttentionVector zero = {0}, shift = attention_magic - zero, limit = mask->limit - zero, most = 64 - zero;
+    const TileVector zero = {0}, shift = attention_magic - zero, limit = mask->limit - zero, most = 64 - zero;
     for (int64_t k = 0; k < ATTENTION_GROUP; k++)
-        for (int i = mask->first[panel]; i < mask->end[panel]; i += ATTENTION_LANES) {
-            AttentionVector *score = (AttentionVector *)(scores + k * ATTENTION_TILE + i), power = mask->steepness * *score;
-            AttentionBits large = (AttentionBits)(power > most);
-            power = (AttentionVector)(((AttentionBits)most & large) | ((AttentionBits)power & ~large));
-            AttentionVector capped = SCORE_CAPPED(limit, 1 / (1 + attention_exp2(power, shift, ATTENTION_MIN_EXPONENT))),
-                            part = capped / limit;
-            if (slopes) *(AttentionVector *)(slopes + k * ATTENTION_TILE + i) = SCORE_CAP_SLOPE(part);
-            *score = capped + *(const AttentionVector *)(start + i);
+        for (int i = mask->first[panel]; i < mask->end[panel]; i += TILE_LANES) {
+            TileVector *score = (TileVector *)(scores + k * ATTENTION_TILE + i), power = mask->steepness * *score;
+            TileBits large = (TileBits)(power > most);
+            power = (TileVector)(((TileBits)most & large) | ((TileBits)power & ~large));
+            TileVector capped = SCORE_CAPPED(limit, 1 / (1 + attention_exp2(power, shift, ATTENTION_MIN_EXPONENT))), part = capped / limit;
+            if (slopes) *(TileVector *)(slopes + k * ATTENTION_TILE + i) = SCORE_CAP_SLOPE(part);
+            *score = capped + *(const TileVector *)(start + i);
         }
 }
 
@@ -497,27 +384,27 @@ static inline void attention_panel_maximum(AttentionTile *tile, int64_t panel) {
 
 /* Rescales the sums so far to the new maxima; `before` are the old ones. */
 static void attention_tile_rescale(AttentionTile *tile, const W *before) {
-    for (int i = 0; i < tile->mask.queries; i += ATTENTION_LANES) {
-        AttentionVector *maximum = (AttentionVector *)(tile->maximum + i), *shift = (AttentionVector *)(tile->shift + i);
+    for (int i = 0; i < tile->mask.queries; i += TILE_LANES) {
+        TileVector *maximum = (TileVector *)(tile->maximum + i), *shift = (TileVector *)(tile->shift + i);
         *shift = attention_magic - *maximum;
         *maximum = attention_magic - *shift;
-        AttentionVector rescale = attention_exp2(*(const AttentionVector *)(before + i), *shift, ATTENTION_MIN_EXPONENT);
-        *(AttentionVector *)(tile->rescale + i) = rescale;
-        *(AttentionVector *)(tile->sum + i) *= rescale;
+        TileVector rescale = attention_exp2(*(const TileVector *)(before + i), *shift, ATTENTION_MIN_EXPONENT);
+        *(TileVector *)(tile->rescale + i) = rescale;
+        *(TileVector *)(tile->sum + i) *= rescale;
     }
 }
 
 /* Converts scores of a panel to weights and adds them to the sums of the softmax. */
 static void attention_panel_exponents(AttentionTile *tile, int64_t panel) {
-    for (int i = tile->mask.first[panel]; i < tile->mask.end[panel]; i += ATTENTION_LANES) {
+    for (int i = tile->mask.first[panel]; i < tile->mask.end[panel]; i += TILE_LANES) {
         W *scores = tile->scores + panel * ATTENTION_GROUP * ATTENTION_TILE + i;
-        AttentionVector sum = *(AttentionVector *)(tile->sum + i), shift = *(AttentionVector *)(tile->shift + i);
+        TileVector sum = *(TileVector *)(tile->sum + i), shift = *(TileVector *)(tile->shift + i);
         for (int k = 0; k < ATTENTION_GROUP; k++) {
-            AttentionVector *score = (AttentionVector *)(scores + k * ATTENTION_TILE);
+            TileVector *score = (TileVector *)(scores + k * ATTENTION_TILE);
             *score = attention_exp2(*score, shift, ATTENTION_MIN_EXPONENT);
             sum += *score;
         }
-        *(AttentionVector *)(tile->sum + i) = sum;
+        *(TileVector *)(tile->sum + i) = sum;
     }
 }
 

@@ -1,32 +1,53 @@
-/* The gated delta rule on a CPU: a thread takes a head of a sequence, whose state stays in its cache. Scratch:
- * DeltaScratch, then a state and the vectors of a token per thread. */
+/* The gated delta rule on a CPU (formulas in rule.c): a thread takes a head of a sequence and goes through its chunks, whose
+ * blocks stay in its cache. Chunks have one token in generation and with device_set_exact: each token then has the same bits
+ * whatever precedes it in its call. Scratch: DeltaScratch, then a DeltaTile per thread. */
 #include <omp.h>
 
-#include "backend/cpu/kernel.h"
+#include "backend/cpu/cpu_tile.h"
+#include "device/device.h"
 #include "ops/delta/delta.h"
 
-enum { STATE_ELEMENTS = DELTA_MOST_DIM * DELTA_MOST_DIM };
+enum {
+    CHUNK = 64,
+    GROUP = 16, /* rows and columns of blocks that are computed together; row widths are multiples of it */
+    STEP = 8,   /* rows that the substitution solves one after another */
+    WIDTH = DELTA_MOST_DIM,
+    TILE_ELEMENTS = 2 * WIDTH * WIDTH + 9 * CHUNK * WIDTH + 5 * CHUNK * CHUNK,
+    ALIGNED = 64 / sizeof(W),
+};
 
 typedef struct DeltaCall {
     DeltaShape s;
+    int64_t chunk;
     const T *x;
     const int32_t *positions;
     W *units, *products, *factors, *recalled; /* recalled NULL: not wanted */
     W *y;                                     /* or d_y */
-    W *d_carried, *d_queries, *d_reading, *d_writing, *states;
+    W *d_carried, *d_queries, *d_reading, *d_writing, *tiles;
 } DeltaCall;
 
+/* The scratch of a thread. Rows of keys have key_width columns and rows of values value_width, zero after their dims. */
+typedef struct DeltaTile {
+    int64_t key_width, value_width;
+    W *state;                                            /* [key_dim, value_width]: S, or dS in the pass from the end */
+    W *turned;                                           /* [value_width, key_width]: dS transposed; in the last pass S transposed */
+    W *keys, *queries, *key_sums;                        /* [CHUNK, key_width] */
+    W *updates, *d_y, *values, *d_recalled, *value_sums; /* [CHUNK, value_width] */
+    W *columns;                                          /* [width, CHUNK]: keys or updates, transposed */
+    W *decays, *of_keys, *of_queries, *d_of_keys, *d_of_queries; /* [CHUNK, CHUNK]: D, L, P and their gradients */
+    W carry[CHUNK];                                              /* the decay from the chunk's first state to each token */
+    W left[CHUNK];                                               /* the decay from each token to the chunk's end */
+    W whole[WIDTH];                                              /* the decay over the chunk, repeated */
+} DeltaTile;
+
 /* One head of one sequence: its rows, and its key head. */
-typedef struct DeltaTask {
-    int64_t first, end, head, key_head;
-    W *state; /* [key_dim, value_dim] */
-} DeltaTask;
+typedef struct DeltaTask { int64_t first, end, head, key_head; } DeltaTask;
 
 static int64_t delta_threads(const DeltaShape *s) { return int_min(s->sequences * s->heads, omp_get_max_threads()); }
 
 static int64_t delta_bytes(const Graph *graph, const Node *node, bool backward) {
     DeltaShape s = delta_shape(node->attributes, graph_rows(graph, node->in[DELTA_X]));
-    return (delta_scratch(&s, backward).elements + delta_threads(&s) * STATE_ELEMENTS) *
+    return (round_up(delta_scratch(&s, backward).elements, ALIGNED) + delta_threads(&s) * TILE_ELEMENTS) *
            (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 static int64_t delta_cpu_workspace(const Graph *graph, const Node *node) { return delta_bytes(graph, node, false); }
@@ -36,19 +57,29 @@ static DeltaCall delta_call(const OpCall *call, bool backward) {
     DeltaCall c = {.s = delta_call_shape(call), .x = call->in[DELTA_X], .positions = call->in[DELTA_POSITIONS]};
     DeltaScratch at = delta_scratch(&c.s, backward);
     W *scratch = call->workspace;
+    c.chunk = device_info(call->device)->exact || (!backward && call->out[DELTA_STATE]) ? 1 : CHUNK;
     c.units = scratch + at.units, c.products = scratch + at.products, c.factors = scratch + at.factors;
     c.d_carried = scratch + at.d_carried, c.d_queries = scratch + at.d_queries;
-    c.d_reading = scratch + at.d_reading, c.d_writing = scratch + at.d_writing, c.states = scratch + at.elements;
+    c.d_reading = scratch + at.d_reading, c.d_writing = scratch + at.d_writing;
+    c.tiles = scratch + round_up(at.elements, ALIGNED);
     return c;
 }
 
 static DeltaTask delta_task(const DeltaCall *c, int64_t index) {
     int64_t sequence = index / c->s.heads, head = index % c->s.heads;
-    return (DeltaTask){.first = sequence * c->s.length,
-        .end = (sequence + 1) * c->s.length,
-        .head = head,
-        .key_head = head / c->s.group,
-        .state = c->states + omp_get_thread_num() * STATE_ELEMENTS};
+    return (DeltaTask){.first = sequence * c->s.length, .end = (sequence + 1) * c->s.length, .head = head, .key_head = head / c->s.group};
+}
+
+static DeltaTile delta_tile(const DeltaCall *c) {
+    DeltaTile tile = {.key_width = round_up(c->s.key_dim, GROUP), .value_width = round_up(c->s.value_dim, GROUP)};
+    W *at = c->tiles + omp_get_thread_num() * TILE_ELEMENTS;
+    W **const rows[] = {&tile.keys, &tile.queries, &tile.key_sums, &tile.updates, &tile.d_y, &tile.values, &tile.d_recalled,
+        &tile.value_sums, &tile.columns};
+    W **const squares[] = {&tile.decays, &tile.of_keys, &tile.of_queries, &tile.d_of_keys, &tile.d_of_queries};
+    tile.state = at, tile.turned = at + WIDTH * WIDTH, at += 2 * WIDTH * WIDTH;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++, at += CHUNK * WIDTH) *rows[i] = at;
+    for (size_t i = 0; i < sizeof squares / sizeof *squares; i++, at += CHUNK * CHUNK) *squares[i] = at;
+    return tile;
 }
 
 static const W *query_of(const DeltaCall *c, const DeltaTask *t, int64_t r) {
@@ -71,7 +102,7 @@ static W dot_product(const W *a, const W *b, int64_t count) {
     return sum;
 }
 
-/* -- What scans read ----------------------------------------------------------------------------------------------- */
+/* -- What chunks read ----------------------------------------------------------------------------------------------- */
 
 static W softplus(W x) { return x > 20 ? x : (W)log1p(exp((double)x)); }
 
@@ -107,51 +138,176 @@ static void prepare_units(const OpCall *call, const DeltaCall *c) {
     }
 }
 
-/* -- Steps of states ----------------------------------------------------------------------------------------------- */
+/* -- Products of blocks -------------------------------------------------------------------------------------------- */
 
-/* state = decay state + k u^T */
-static void add_outer(W *restrict state, W decay, const W *restrict k, const W *restrict u, int64_t keys, int64_t values) {
-    for (int64_t i = 0; i < keys; i++)
-        for (int64_t j = 0; j < values; j++) state[i * values + j] = decay * state[i * values + j] + k[i] * u[j];
-}
+/* Which terms of a sum over p row i has: all; those of its own group of rows and the groups before; or of its own and after. */
+typedef enum Terms { ALL, UP_TO, FROM } Terms;
 
-/* to = state^T k */
-static void recall(W *restrict to, const W *restrict state, const W *restrict k, int64_t keys, int64_t values) {
-    for (int64_t j = 0; j < values; j++) to[j] = 0;
-    for (int64_t i = 0; i < keys; i++)
-        for (int64_t j = 0; j < values; j++) to[j] += k[i] * state[i * values + j];
-}
+/* A product c[rows, columns] += a b, with `depth` terms; columns are a multiple of GROUP. Sums start at zero with `clears`,
+ * else at c, times scale[i] unless it is NULL. */
+typedef struct Product {
+    W *c;
+    int64_t c_row;
+    TileRows a;
+    const W *b;
+    int64_t b_row, rows, columns, depth;
+    Terms terms;
+    bool clears;
+    const W *scale;
+} Product;
 
-/* to = state v */
-static void recall_keys(W *restrict to, const W *restrict state, const W *restrict v, int64_t keys, int64_t values) {
-    for (int64_t i = 0; i < keys; i++) {
-        W sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < values; j++) sum += state[i * values + j] * v[j];
-        to[i] = sum;
+static const W zeros[TILE_VECTORS * TILE_LANES] __attribute__((aligned(64)));
+
+static inline __attribute__((always_inline)) void multiply_panel(const Product *p, int64_t column, const int vectors) {
+    const int together = TILE_ROWS(vectors);
+    const W *start = p->clears ? zeros : NULL;
+    for (int64_t i = 0; i < p->rows;) {
+        int64_t group = i / GROUP * GROUP;
+        TileRange range = {p->terms == FROM ? (int)group : 0, (int)(p->terms == UP_TO ? int_min(group + GROUP, p->depth) : p->depth)};
+        TileRows a = {p->a.at + i * p->a.row, p->a.row, p->a.step};
+        W *c = p->c + i * p->c_row + column;
+        const W *scale = p->scale ? p->scale + i : NULL, *b = p->b + column;
+        if (i + together <= p->rows) {
+            tile_matmul(c, p->c_row, start, scale, a, b, p->b_row, range, together, vectors);
+            i += together;
+        } else tile_matmul(c, p->c_row, start, scale, a, b, p->b_row, range, 1, vectors), i++;
     }
 }
 
-static void clear_delta(W *state, const DeltaShape *s) { memset(state, 0, s->key_dim * s->value_dim * sizeof(W)); }
+static void multiply(const Product *p) {
+    int64_t left = p->columns / TILE_LANES, column = 0;
+    for (; left >= TILE_VECTORS; left -= TILE_VECTORS, column += TILE_VECTORS * TILE_LANES) multiply_panel(p, column, TILE_VECTORS);
+#if defined __AVX512F__
+    if (left == 3) multiply_panel(p, column, 3);
+    if (left == 2) multiply_panel(p, column, 2);
+    if (left == 1) multiply_panel(p, column, 1);
+#endif
+}
+
+/* to[i][j] = D[i][j] a_i . columns_j for j <= i, and 0 for later j of the group of i. */
+static void multiply_decayed(const DeltaTile *tile, W *to, TileRows a, int64_t rows, int64_t depth) {
+    for (int64_t i = 0; i < rows; i += GROUP) {
+        int64_t count = int_min(rows - i, GROUP);
+        multiply(&(Product){.c = to + i * CHUNK,
+            .c_row = CHUNK,
+            .a = {a.at + i * a.row, a.row, a.step},
+            .b = tile->columns,
+            .b_row = CHUNK,
+            .rows = count,
+            .columns = i + GROUP,
+            .depth = depth,
+            .clears = true});
+        for (int64_t r = i; r < i + count; r++) {
+            for (int64_t j = 0; j <= r; j++) to[r * CHUNK + j] *= tile->decays[r * CHUNK + j];
+            for (int64_t j = r + 1; j < i + GROUP; j++) to[r * CHUNK + j] = 0;
+        }
+    }
+}
+static void set_diagonal(W *square, int64_t rows, W value) {
+    for (int64_t i = 0; i < rows; i++) square[i * CHUNK + i] = value;
+}
+
+/* -- Loading a chunk ----------------------------------------------------------------------------------------------- */
+
+/* The decay of a row; 0 where a document begins, which ends the state of the one before. */
+static W decay_of(const DeltaCall *c, const DeltaTask *t, int64_t r) { return c->positions[r] == 0 ? 0 : factors_of(c, r, t->head)[0]; }
+
+/* Products of decays below 2^-100 count as 0: multiply-adds of subnormal numbers take a hundred times as long. */
+static W flush(W product) { return product < (W)0x1p-100 ? 0 : product; }
+
+/* D[i][j] is the product of the decays after token j up to token i: no quotient of long products, which could underflow. */
+static void load_decays(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
+    W carry = 1;
+    for (int64_t i = 0; i < rows; i++) {
+        W decay = decay_of(c, t, first + i), *row = tile->decays + i * CHUNK;
+        tile->carry[i] = carry = flush(carry * decay);
+        for (int64_t j = 0; j < i; j++) row[j] = flush(decay * row[j - CHUNK]);
+        row[i] = 1;
+    }
+    memcpy(tile->left, tile->decays + (rows - 1) * CHUNK, rows * sizeof(W));
+    for (int64_t i = 0; i < WIDTH; i++) tile->whole[i] = carry;
+}
+
+/* Copies `rows` rows `from_row` elements apart, and adds zero rows to whole groups. */
+static void load_rows(W *to, int64_t width, const W *from, int64_t from_row, int64_t dim, int64_t rows) {
+    for (int64_t i = 0; i < rows; i++) {
+        memcpy(to + i * width, from + i * from_row, dim * sizeof(W));
+        memset(to + i * width + dim, 0, (width - dim) * sizeof(W));
+    }
+    memset(to + rows * width, 0, (round_up(rows, GROUP) - rows) * width * sizeof(W));
+}
+
+static void load_units(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
+    load_rows(tile->keys, tile->key_width, key_of(c, t, first), 2 * c->s.keys, c->s.key_dim, rows);
+    load_rows(tile->queries, tile->key_width, query_of(c, t, first), 2 * c->s.keys, c->s.key_dim, rows);
+}
+
+/* L, whose diagonal is 0, and P, whose diagonal the caller sets. */
+static void load_squares(const DeltaCall *c, DeltaTile *tile, int64_t rows) {
+    tile_transpose(tile->columns, CHUNK, tile->keys, tile->key_width, round_up(rows, GROUP), tile->key_width);
+    multiply_decayed(tile, tile->of_keys, (TileRows){tile->keys, tile->key_width, 1}, rows, c->s.key_dim);
+    multiply_decayed(tile, tile->of_queries, (TileRows){tile->queries, tile->key_width, 1}, rows, c->s.key_dim);
+    set_diagonal(tile->of_keys, rows, 0);
+}
+
+static void clear_state(W *state) { memset(state, 0, WIDTH * WIDTH * sizeof(W)); }
+
+/* c[rows, columns of b] += a b */
+#define MULTIPLY(...) multiply(&(Product){__VA_ARGS__})
 
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
-/* Computes y and m of a row from the state of the row before. */
-static void delta_step(const DeltaCall *c, const DeltaTask *t, int64_t r) {
-    const DeltaShape *s = &c->s;
-    const W *k = key_of(c, t, r), *factors = factors_of(c, r, t->head);
-    const T *v = head_values(c, t, r);
-    W recalled[DELTA_MOST_DIM], update[DELTA_MOST_DIM], *y = value_row(c->y, c, t, r), product = product_of(c, t, r);
-    if (c->positions[r] == 0) clear_delta(t->state, s);
-    recall(recalled, t->state, k, s->key_dim, s->value_dim);
-    recall(y, t->state, query_of(c, t, r), s->key_dim, s->value_dim);
-    for (int64_t j = 0; j < s->value_dim; j++) {
-        recalled[j] *= factors[0];
-        update[j] = factors[1] * (to_wide(v[j]) - recalled[j]);
-        y[j] = factors[0] * y[j] + product * update[j];
+/* From carry_i (S^T k_i) in tile->values: m and u, whose terms from earlier tokens of the chunk are added group by group. */
+static void solve_updates(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
+    int64_t width = tile->value_width, dim = c->s.value_dim;
+    for (int64_t begin = 0; begin < rows; begin += STEP) {
+        int64_t end = int_min(begin + STEP, rows);
+        if (begin)
+            MULTIPLY(.c = tile->values + begin * width, .c_row = width, .a = {tile->of_keys + begin * CHUNK, CHUNK, 1}, .b = tile->updates,
+                .b_row = width, .rows = end - begin, .columns = width, .depth = begin);
+        for (int64_t i = begin; i < end; i++) {
+            W *restrict recalled = tile->values + i * width, beta = factors_of(c, first + i, t->head)[1];
+            W *restrict update = tile->updates + i * width;
+            const T *v = head_values(c, t, first + i);
+            for (int64_t j = begin; j < i; j++)
+                for (int64_t k = 0; k < width; k++) recalled[k] += tile->of_keys[i * CHUNK + j] * tile->updates[j * width + k];
+            for (int64_t k = 0; k < dim; k++) update[k] = beta * (to_wide(v[k]) - recalled[k]);
+            for (int64_t k = dim; k < width; k++) update[k] = 0;
+        }
     }
-    add_outer(t->state, factors[0], k, update, s->key_dim, s->value_dim);
-    if (c->recalled) memcpy(value_row(c->recalled, c, t, r), recalled, s->value_dim * sizeof(W));
+}
+
+/* Computes y and m of a chunk from the state before it, and the state after it. */
+static void delta_chunk(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
+    const int64_t key_dim = c->s.key_dim, value_dim = c->s.value_dim, width = tile->value_width;
+    load_decays(c, t, tile, first, rows);
+    load_units(c, t, tile, first, rows);
+    if (rows > 1) load_squares(c, tile, rows);
+    for (int64_t i = 0; i < rows; i++) tile->of_queries[i * CHUNK + i] = product_of(c, t, first + i);
+    MULTIPLY(.c = tile->values, .c_row = width, .a = {tile->keys, tile->key_width, 1}, .b = tile->state, .b_row = width, .rows = rows,
+        .columns = width, .depth = key_dim, .clears = true);
+    MULTIPLY(.c = tile->value_sums, .c_row = width, .a = {tile->queries, tile->key_width, 1}, .b = tile->state, .b_row = width,
+        .rows = rows, .columns = width, .depth = key_dim, .clears = true);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t k = 0; k < width; k++) tile->values[i * width + k] *= tile->carry[i];
+    solve_updates(c, t, tile, first, rows);
+    MULTIPLY(.c = tile->value_sums, .c_row = width, .a = {tile->of_queries, CHUNK, 1}, .b = tile->updates, .b_row = width, .rows = rows,
+        .columns = width, .depth = rows, .terms = UP_TO, .scale = tile->carry);
+    for (int64_t i = 0; i < rows; i++) {
+        memcpy(value_row(c->y, c, t, first + i), tile->value_sums + i * width, value_dim * sizeof(W));
+        if (c->recalled) memcpy(value_row(c->recalled, c, t, first + i), tile->values + i * width, value_dim * sizeof(W));
+        for (int64_t k = 0; k < width; k++) tile->updates[i * width + k] *= tile->left[i];
+    }
+    MULTIPLY(.c = tile->state, .c_row = width, .a = {tile->keys, 1, tile->key_width}, .b = tile->updates, .b_row = width, .rows = key_dim,
+        .columns = width, .depth = rows, .scale = tile->whole);
+}
+
+/* Copies a slot's state [key_dim, value_dim] to the tile, or back. */
+static void copy_state(const DeltaShape *s, const DeltaTile *tile, W *slot, bool loads) {
+    for (int64_t i = 0; i < s->key_dim; i++) {
+        W *row = tile->state + i * tile->value_width, *stored = slot + i * s->value_dim;
+        memcpy(loads ? row : stored, loads ? stored : row, s->value_dim * sizeof(W));
+    }
 }
 
 CPU_OP(delta, delta_cpu_workspace) {
@@ -164,21 +320,22 @@ CPU_OP(delta, delta_cpu_workspace) {
 #pragma omp parallel for schedule(dynamic) num_threads((int)delta_threads(s))
     for (int64_t index = 0; index < s->sequences * s->heads; index++) {
         DeltaTask t = delta_task(&c, index);
+        DeltaTile tile = delta_tile(&c);
         int64_t sequence = index / s->heads, size = s->key_dim * s->value_dim;
         int64_t last = lasts ? t.first + lasts[sequence] : t.end - 1;
         W *own = stored ? stored + ((slots ? slots[sequence] : 0) * s->heads + t.head) * size : NULL;
-        if (own) memcpy(t.state, own, size * sizeof(W));
-        else clear_delta(t.state, s);
-        for (int64_t r = t.first; r < t.end; r++) {
-            delta_step(&c, &t, r);
-            if (own && r == last) memcpy(own, t.state, size * sizeof(W));
+        clear_state(tile.state);
+        if (own) copy_state(s, &tile, own, true);
+        for (int64_t r = t.first; r < t.end; r += c.chunk) {
+            delta_chunk(&c, &t, &tile, r, int_min(c.chunk, t.end - r));
+            if (own && r == last) copy_state(s, &tile, own, false);
         }
     }
 }
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */
 
-/* The vectors of a row that scans read: u, du and dm decay. */
+/* Vectors of a row: u, du and dm. */
 typedef struct DeltaVectors { W update[DELTA_MOST_DIM], d_update[DELTA_MOST_DIM], d_recalled[DELTA_MOST_DIM]; } DeltaVectors;
 
 static DeltaVectors vectors_of(const DeltaCall *c, const DeltaTask *t, int64_t r) {
@@ -190,39 +347,121 @@ static DeltaVectors vectors_of(const DeltaCall *c, const DeltaTask *t, int64_t r
     for (int64_t j = 0; j < c->s.value_dim; j++) {
         of.update[j] = factors[1] * (to_wide(v[j]) - recalled[j]);
         of.d_update[j] = d_carried[j] + product * d_y[j];
-        of.d_recalled[j] = -factors[0] * factors[1] * of.d_update[j];
+        of.d_recalled[j] = -factors[1] * of.d_update[j];
     }
     return of;
 }
 
-/* Scans 1 and 3 (rule.c). */
-static void scan_back(const DeltaCall *c, const DeltaTask *t) {
-    const DeltaShape *s = &c->s;
-    clear_delta(t->state, s);
-    for (int64_t r = t->end - 1; r >= t->first; r--) {
-        const W *k = key_of(c, t, r);
-        recall(value_row(c->d_carried, c, t, r), t->state, k, s->key_dim, s->value_dim);
-        DeltaVectors of = vectors_of(c, t, r);
-        add_outer(t->state, 1, query_of(c, t, r), value_row(c->y, c, t, r), s->key_dim, s->value_dim);
-        recall_keys(key_row(c->d_writing, c, r, t->head), t->state, of.update, s->key_dim, s->value_dim);
-        add_outer(t->state, factors_of(c, r, t->head)[0], k, of.d_recalled, s->key_dim, s->value_dim);
-        if (c->positions[r] == 0) clear_delta(t->state, s);
+/* Loads u and d_y of a chunk, and zero rows to whole groups. */
+static void load_outputs(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
+    const int64_t width = tile->value_width;
+    load_rows(tile->d_y, width, value_row(c->y, c, t, first), c->s.values, c->s.value_dim, rows);
+    memset(tile->updates, 0, round_up(rows, GROUP) * width * sizeof(W));
+    for (int64_t i = 0; i < rows; i++) {
+        const W *recalled = value_row(c->recalled, c, t, first + i), beta = factors_of(c, first + i, t->head)[1];
+        const T *v = head_values(c, t, first + i);
+        for (int64_t k = 0; k < c->s.value_dim; k++) tile->updates[i * width + k] = beta * (to_wide(v[k]) - recalled[k]);
     }
 }
 
-/* Scan 2. */
-static void scan_again(const DeltaCall *c, const DeltaTask *t) {
-    const DeltaShape *s = &c->s;
-    clear_delta(t->state, s);
-    for (int64_t r = t->first; r < t->end; r++) {
-        W decay = factors_of(c, r, t->head)[0], *d_query = key_row(c->d_queries, c, r, t->head);
-        DeltaVectors of = vectors_of(c, t, r);
-        if (c->positions[r] == 0) clear_delta(t->state, s);
-        recall_keys(key_row(c->d_reading, c, r, t->head), t->state, of.d_recalled, s->key_dim, s->value_dim);
-        recall_keys(d_query, t->state, value_row(c->y, c, t, r), s->key_dim, s->value_dim);
-        for (int64_t i = 0; i < s->key_dim; i++) d_query[i] *= decay;
-        add_outer(t->state, decay, key_of(c, t, r), of.update, s->key_dim, s->value_dim);
+static void multiply_rows(W *rows, int64_t width, const W *factors, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t k = 0; k < width; k++) rows[i * width + k] *= factors[i];
+}
+
+/* From the terms of d_y and dS in tile->values: d_carried and dm, from the last token to the first. */
+static void solve_carried(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
+    const int64_t width = tile->value_width;
+    for (int64_t begin = (rows - 1) / STEP * STEP; begin >= 0; begin -= STEP) {
+        int64_t end = int_min(begin + STEP, rows);
+        if (end < rows)
+            MULTIPLY(.c = tile->values + begin * width, .c_row = width, .a = {tile->of_keys + end * CHUNK + begin, 1, CHUNK},
+                .b = tile->d_recalled + end * width, .b_row = width, .rows = end - begin, .columns = width, .depth = rows - end);
+        for (int64_t i = end - 1; i >= begin; i--) {
+            W *restrict carried = tile->values + i * width, *restrict d_recalled = tile->d_recalled + i * width;
+            W beta = factors_of(c, first + i, t->head)[1], product = product_of(c, t, first + i);
+            for (int64_t j = i + 1; j < end; j++)
+                for (int64_t k = 0; k < width; k++) carried[k] += tile->of_keys[j * CHUNK + i] * tile->d_recalled[j * width + k];
+            for (int64_t k = 0; k < width; k++) d_recalled[k] = -beta * (carried[k] + product * tile->d_y[i * width + k]);
+            memcpy(value_row(c->d_carried, c, t, first + i), carried, c->s.value_dim * sizeof(W));
+        }
     }
+}
+
+/* d_queries and d_writing of a chunk, without the terms of the state before it. */
+static void multiply_gradients(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
+    const int64_t width = tile->key_width, padded = round_up(rows, GROUP);
+    tile_transpose(tile->columns, CHUNK, tile->updates, tile->value_width, padded, tile->value_width);
+    tile_transpose(tile->turned, width, tile->state, tile->value_width, width, tile->value_width);
+    multiply_decayed(tile, tile->d_of_keys, (TileRows){tile->d_recalled, tile->value_width, 1}, rows, c->s.value_dim);
+    multiply_decayed(tile, tile->d_of_queries, (TileRows){tile->d_y, tile->value_width, 1}, rows, c->s.value_dim);
+    set_diagonal(tile->d_of_keys, rows, 0);
+    MULTIPLY(.c = tile->key_sums, .c_row = width, .a = {tile->updates, tile->value_width, 1}, .b = tile->turned, .b_row = width,
+        .rows = rows, .columns = width, .depth = c->s.value_dim, .clears = true);
+    MULTIPLY(.c = tile->key_sums, .c_row = width, .a = {tile->d_of_queries, 1, CHUNK}, .b = tile->queries, .b_row = width, .rows = rows,
+        .columns = width, .depth = rows, .terms = FROM, .scale = tile->left);
+    MULTIPLY(.c = tile->key_sums, .c_row = width, .a = {tile->d_of_keys, 1, CHUNK}, .b = tile->keys, .b_row = width, .rows = rows,
+        .columns = width, .depth = rows, .terms = FROM);
+    MULTIPLY(.c = tile->key_sums, .c_row = width, .a = {tile->d_of_keys, CHUNK, 1}, .b = tile->keys, .b_row = width, .rows = rows,
+        .columns = width, .depth = rows, .terms = UP_TO);
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(key_row(c->d_writing, c, first + i, t->head), tile->key_sums + i * width, c->s.key_dim * sizeof(W));
+    set_diagonal(tile->d_of_queries, rows, 0); /* finish_gates adds these terms */
+    MULTIPLY(.c = tile->key_sums, .c_row = width, .a = {tile->d_of_queries, CHUNK, 1}, .b = tile->keys, .b_row = width, .rows = rows,
+        .columns = width, .depth = rows, .terms = UP_TO, .clears = true);
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(key_row(c->d_queries, c, first + i, t->head), tile->key_sums + i * width, c->s.key_dim * sizeof(W));
+}
+
+/* The pass from the end, with dS. */
+static void delta_chunk_back(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
+    const int64_t key_dim = c->s.key_dim, width = tile->value_width;
+    load_decays(c, t, tile, first, rows);
+    load_units(c, t, tile, first, rows);
+    load_outputs(c, t, tile, first, rows);
+    load_squares(c, tile, rows);
+    set_diagonal(tile->of_queries, rows, 0);
+    memset(tile->d_recalled, 0, round_up(rows, GROUP) * width * sizeof(W));
+    MULTIPLY(.c = tile->values, .c_row = width, .a = {tile->keys, tile->key_width, 1}, .b = tile->state, .b_row = width, .rows = rows,
+        .columns = width, .depth = key_dim, .clears = true);
+    MULTIPLY(.c = tile->values, .c_row = width, .a = {tile->of_queries, 1, CHUNK}, .b = tile->d_y, .b_row = width, .rows = rows,
+        .columns = width, .depth = rows, .terms = FROM, .scale = tile->left);
+    solve_carried(c, t, tile, first, rows);
+    multiply_gradients(c, t, tile, first, rows);
+    multiply_rows(tile->d_y, width, tile->carry, rows);
+    multiply_rows(tile->d_recalled, width, tile->carry, rows);
+    MULTIPLY(.c = tile->state, .c_row = width, .a = {tile->queries, 1, tile->key_width}, .b = tile->d_y, .b_row = width, .rows = key_dim,
+        .columns = width, .depth = rows, .scale = tile->whole);
+    MULTIPLY(.c = tile->state, .c_row = width, .a = {tile->keys, 1, tile->key_width}, .b = tile->d_recalled, .b_row = width,
+        .rows = key_dim, .columns = width, .depth = rows);
+}
+
+/* The pass from the first token on, with S transposed: the terms of the state before the chunk. */
+static void delta_chunk_again(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
+    const int64_t width = tile->key_width, value_width = tile->value_width, value_dim = c->s.value_dim;
+    load_decays(c, t, tile, first, rows);
+    load_units(c, t, tile, first, rows);
+    load_outputs(c, t, tile, first, rows);
+    for (int64_t i = 0; i < rows; i++) {
+        DeltaVectors of = vectors_of(c, t, first + i);
+        for (int64_t k = 0; k < value_dim; k++) {
+            tile->d_recalled[i * value_width + k] = tile->carry[i] * of.d_recalled[k];
+            tile->d_y[i * value_width + k] *= tile->carry[i];
+        }
+    }
+    MULTIPLY(.c = tile->key_sums, .c_row = width, .a = {tile->d_recalled, value_width, 1}, .b = tile->turned, .b_row = width, .rows = rows,
+        .columns = width, .depth = value_dim, .clears = true);
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(key_row(c->d_reading, c, first + i, t->head), tile->key_sums + i * width, c->s.key_dim * sizeof(W));
+    MULTIPLY(.c = tile->key_sums, .c_row = width, .a = {tile->d_y, value_width, 1}, .b = tile->turned, .b_row = width, .rows = rows,
+        .columns = width, .depth = value_dim, .clears = true);
+    for (int64_t i = 0; i < rows; i++) {
+        W *d_query = key_row(c->d_queries, c, first + i, t->head);
+        for (int64_t k = 0; k < c->s.key_dim; k++) d_query[k] += tile->key_sums[i * width + k];
+    }
+    multiply_rows(tile->updates, value_width, tile->left, rows);
+    MULTIPLY(.c = tile->turned, .c_row = width, .a = {tile->updates, 1, value_width}, .b = tile->keys, .b_row = width, .rows = value_dim,
+        .columns = width, .depth = rows, .scale = tile->whole);
 }
 
 /* d_gates of a head of a sequence, and its sums for rates and bias. Completes d_queries. */
@@ -291,9 +530,13 @@ CPU_OP(delta_grad, delta_grad_cpu_workspace) {
 #pragma omp parallel for schedule(dynamic) num_threads((int)delta_threads(s))
     for (int64_t index = 0; index < s->sequences * s->heads; index++) {
         DeltaTask t = delta_task(&c, index);
+        DeltaTile tile = delta_tile(&c);
         W *of_sequence = sums + index / s->heads * 2 * s->heads + t.head;
-        scan_back(&c, &t);
-        scan_again(&c, &t);
+        clear_state(tile.state);
+        for (int64_t r = t.first + (s->length - 1) / c.chunk * c.chunk; r >= t.first; r -= c.chunk)
+            delta_chunk_back(&c, &t, &tile, r, int_min(c.chunk, t.end - r));
+        clear_state(tile.turned);
+        for (int64_t r = t.first; r < t.end; r += c.chunk) delta_chunk_again(&c, &t, &tile, r, int_min(c.chunk, t.end - r));
         finish_gates(call, &c, &t, of_sequence, of_sequence + s->heads);
     }
 #pragma omp parallel for schedule(static)

@@ -1,8 +1,8 @@
-/* delta: the gated delta rule, token by token. The form has three advantages over the one in chunks (arXiv 2406.06484): the
- * state lives in registers and never in memory, generation computes the same bits, and the backward pass needs
- * no states. With S before the token, m = decay S^T k (`recalled`), error = v - m and u = beta error, a token has
+/* delta: the gated delta rule. With S before the token, m = decay S^T k (`recalled`), error = v - m and u = beta error, a
+ * token has
  *     y = decay S^T q + (k . q) u,  S = decay S + k u^T.
- * The backward pass over one head is three scans, with dm = -beta du:
+ * GPUs compute it so, and CPUs in generation and with device_set_exact: then a token has the same bits whatever precedes it
+ * in its call. The backward pass over one head is three scans, with dm = -beta du:
  *   1. from the last token to the first, with dS:  d_carried = dS^T k;  du = d_carried + (k . q) d_y;
  *      dS = decay (dS + q d_y^T + k dm^T).  d_v = beta du, and d_beta = du . error; d_carried is kept;
  *   2. from the first token on, with S:  d_queries = decay S d_y;  d_reading = decay S dm;  S = decay S + k u^T;
@@ -11,7 +11,20 @@
  * logarithms of decays through q e^G, k e^G in reading, and k e^-G in writing; what a token reads of its own writing
  * cancels:  dG = q . d_queries - beta (k . q) (m . d_y) - beta (v . d_carried).  The gradient of one logarithm is the sum of
  * dG from its token to the end of the document. Every term has a decay as a factor, so that the sum stays exact where
- * decays, and their gradients, are small. */
+ * decays, and their gradients, are small.
+ *
+ * CPUs compute chunks of 64 tokens with products of matrices (arXiv 2406.06484, 2412.06464). With D_ij the product of
+ * the decays after token j up to token i of a chunk (0 if a document begins between them), c_i the one from the chunk's first
+ * state S to token i, d_j the one from token j to the chunk's end, L_ij = D_ij (k_i . k_j) for j < i, and P_ij = D_ij (q_i . k_j)
+ * for j <= i, rows of all tokens are
+ *     M = c K S + L U,  U = beta (V - M),  Y = c Q S + P U,  S after the chunk = c_last S + (d K)^T U.
+ * L is lower triangular, so rows of M and U follow one after another. No sum divides by decays. With dS after the chunk,
+ * and P' = P without its diagonal:
+ *     C = d K dS + P'^T dY + L^T dM,  dM = -beta (C + diag(P) dY)                              C: d_carried
+ *     E_ij = D_ij (dM_i . u_j) for j < i,  F_ij = D_ij (dY_i . u_j) for j <= i,  F' without its diagonal
+ *     d_writing = d U dS^T + F^T Q + (E + E^T) K,  d_queries = F' K + c dY S^T,  d_reading = c dM S^T
+ *     dS before the chunk = c_last dS + (c Q)^T dY + (c K)^T dM.
+ * One pass from the end has dS, and one from the first token on has S, which no memory keeps. */
 #include "ops/delta/delta.h"
 
 static void assert_shapes(const Graph *graph, const DeltaInputs *in, const DeltaState *state, const DeltaSpec *spec) {
@@ -51,7 +64,7 @@ static void delta_gradient(Graph *graph, const Node *node, const TensorId *d_out
 
 static double delta_flops(const Graph *graph, const Node *node) {
     DeltaShape s = delta_shape(node->attributes, graph_rows(graph, node->in[DELTA_X]));
-    return 7.0 * (double)(s.rows * s.values * s.key_dim);
+    return 7.0 * (double)(s.rows * s.values * s.key_dim); /* token by token */
 }
 static double delta_grad_flops(const Graph *graph, const Node *node) { return 3 * delta_flops(graph, node); }
 
