@@ -78,6 +78,11 @@ Engine *engine_create_beside(
     return create_engine(programs, config, sizes);
 }
 
+bool engine_plan_beside(
+    const ModelConfig *config, const EngineOwner *owner, EnginePlace place, EngineSizes sizes, EngineNeeds *needs, Error *error) {
+    return engine_programs_plan(config, owner, place, sizes, needs, error);
+}
+
 void engine_free(Engine *e) {
     if (!e) return;
     for (QueuedRequest *next; e->first; e->first = next) {

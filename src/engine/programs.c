@@ -54,10 +54,9 @@ static SlotSizes padded_sizes(const EnginePrograms *e) {
 static int64_t prompt_state(const EnginePrograms *e, int64_t slot) { return e->sizes.slots + slot; }
 static int64_t padding_state(const EnginePrograms *e) { return 2 * e->sizes.slots; }
 
-/* Returns the owner's arena, if programs that need these bytes of it use it; else NULL. */
-static void *owner_arena(const EnginePrograms *e, Arena arena, int64_t bytes) {
-    bool weights = arena == ARENA_WEIGHT || arena == ARENA_MASTER || arena == ARENA_QUANTIZED;
-    return e->owner && weights && bytes ? executor_arena(e->owner->program->executor, arena) : NULL;
+/* Returns whether programs use the owner's arena. */
+static bool owner_has(const EnginePrograms *e, Arena arena) {
+    return e->owner && (arena == ARENA_WEIGHT || arena == ARENA_MASTER || arena == ARENA_QUANTIZED);
 }
 
 /* Returns the bytes of a cache row, in all layers. */
@@ -76,8 +75,7 @@ static bool add_program(EnginePrograms *e, SlotRun run, Error *error) {
     if (e->owner) layout_place(program->layout = e->owner->layout, program->model.graph);
     if (!program_plan(program, e->device, error)) return false;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
-        if (engine_shares(arena) && !owner_arena(e, arena, program->plan.bytes[arena]))
-            e->bytes[arena] = int_max(e->bytes[arena], program->plan.bytes[arena]);
+        if (engine_shares(arena) && !owner_has(e, arena)) e->bytes[arena] = int_max(e->bytes[arena], program->plan.bytes[arena]);
     return true;
 }
 
@@ -103,7 +101,7 @@ static int64_t engine_needs(const EnginePrograms *e) {
     int64_t bytes = 0;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         bytes += e->bytes[arena];
-        for (int i = 0; i < e->count && !engine_shares(arena) && !owner_arena(e, arena, 1); i++) bytes += e->programs[i].plan.bytes[arena];
+        for (int i = 0; i < e->count && !engine_shares(arena) && !owner_has(e, arena); i++) bytes += e->programs[i].plan.bytes[arena];
     }
     return bytes;
 }
@@ -114,20 +112,29 @@ static bool least_available(const EnginePrograms *e, int64_t *bytes, Error *erro
     return !e->mesh || comm_host_all_reduce(mesh_group(e->mesh, AXES_TENSOR), "memory of generation", bytes, 1, COMM_I64, COMM_MIN, error);
 }
 
+/* Plans all programs with as many cache rows as are of use. */
+static bool plan_useful_rows(EnginePrograms *e, EngineNeeds *needs, Error *error) {
+    const int64_t context = e->config->context, most = e->sizes.slots * context;
+    e->sizes.cache_rows = e->sizes.cache_rows ? int_min(e->sizes.cache_rows, most) : most;
+    if (!plan_engine_programs(e, error)) return false;
+    needs->most = engine_needs(e);
+    needs->least = needs->most - (e->sizes.cache_rows - int_min(context, e->sizes.cache_rows)) * cache_row_bytes(engine_programs_graph(e));
+    return true;
+}
+
 /* Chooses the cache rows: as many as are of use, or as many as fit into nine tenths of the free
  * memory. Plans all programs with them. */
 static bool choose_cache_rows(EnginePrograms *e, Error *error) {
-    const int64_t context = e->config->context, most = e->sizes.slots * context;
+    const int64_t context = e->config->context;
     int64_t available;
-    if (!least_available(e, &available, error)) return false;
-    e->sizes.cache_rows = e->sizes.cache_rows ? int_min(e->sizes.cache_rows, most) : most;
-    if (!plan_engine_programs(e, error)) return false;
-    int64_t row = int_max(cache_row_bytes(engine_programs_graph(e)), 1), needed = engine_needs(e);
-    if (available < 0 || needed <= available) return true;
-    int64_t fits = e->sizes.cache_rows - divide_up(needed - available / 10 * 9, row);
+    EngineNeeds needs;
+    if (!least_available(e, &available, error) || !plan_useful_rows(e, &needs, error)) return false;
+    if (available < 0 || needs.most <= available) return true;
+    int64_t row = int_max(cache_row_bytes(engine_programs_graph(e)), 1);
+    int64_t fits = e->sizes.cache_rows - divide_up(needs.most - available / 10 * 9, row);
     if (fits < int_min(context, e->sizes.cache_rows)) {
         char need[32], have[32];
-        log_format_bytes((double)(needed - (e->sizes.cache_rows - context) * row), need);
+        log_format_bytes((double)needs.least, need);
         log_format_bytes((double)available, have);
         return error_set(error, ERROR_MEMORY,
             "generation in %" PRId64 " slots with caches for one sequence of %" PRId64
@@ -155,7 +162,8 @@ static bool start_engine(EnginePrograms *e, Error *error) {
     if (!choose_cache_rows(e, error)) return false;
     if (!(e->drawn = device_allocate_host(e->device, drawn_bytes(e), error))) return error_context(error, "drawn tokens");
     e->top = memory_allocate((size_t)(drawn_rows(e) * e->sizes.top) * sizeof *e->top);
-    for (Arena arena = 0; arena < ARENA_COUNT; arena++) e->shared[arena] = owner_arena(e, arena, 1);
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++)
+        if (owner_has(e, arena)) e->shared[arena] = executor_arena(e->owner->program->executor, arena);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (e->bytes[arena] && !(e->shared[arena] = device_allocate(e->device, e->bytes[arena], error)))
             return error_context(error, "the %s of generation", arena_name(arena));
@@ -164,12 +172,25 @@ static bool start_engine(EnginePrograms *e, Error *error) {
     return true;
 }
 
+static EnginePrograms *new_programs(const ModelConfig *config, const EngineOwner *owner, EnginePlace place, EngineSizes sizes) {
+    EnginePrograms *e = memory_allocate(sizeof *e);
+    assert(sizes.slots > 0 && sizes.slots <= ENGINE_MOST_SLOTS);
+    *e = (EnginePrograms){
+        .config = config, .owner = owner, .mesh = place.mesh, .precision = place.precision, .device = place.device, .sizes = sizes};
+    return e;
+}
+
+bool engine_programs_plan(
+    const ModelConfig *config, const EngineOwner *owner, EnginePlace place, EngineSizes sizes, EngineNeeds *needs, Error *error) {
+    EnginePrograms *e = new_programs(config, owner, place, sizes);
+    bool planned = plan_useful_rows(e, needs, error);
+    engine_programs_free(e);
+    return planned;
+}
+
 EnginePrograms *engine_programs_create(
     const ModelConfig *config, const EngineOwner *owner, EnginePlace place, EngineSizes *sizes, Error *error) {
-    EnginePrograms *e = memory_allocate(sizeof *e);
-    assert(sizes->slots > 0 && sizes->slots <= ENGINE_MOST_SLOTS);
-    *e = (EnginePrograms){
-        .config = config, .owner = owner, .mesh = place.mesh, .precision = place.precision, .device = place.device, .sizes = *sizes};
+    EnginePrograms *e = new_programs(config, owner, place, *sizes);
     if (!start_engine(e, error)) {
         engine_programs_free(e);
         return NULL;

@@ -70,11 +70,9 @@ static bool open_ends(RolloutMaker *maker, Error *error) {
 static bool open_engine(RolloutMaker *maker, Error *error) {
     const Config *config = maker->options.config;
     Session *session = maker->options.session;
-    const RlConfig *rl = &config->rl;
-    int64_t ranks = mesh_size(session->mesh, AXES_DATA), most = divide_up(rl->prompts, ranks) * rl->samples;
-    int64_t slots = int_min(int_min(rl->slots, int_max(most, (int64_t)maker->options.corpus->valid_prompts.count)), ENGINE_MOST_SLOTS);
+    int64_t slots = session_rollout_slots(session, (int64_t)maker->options.corpus->valid_prompts.count);
     maker->model = config->model;
-    maker->model.logit_divisor *= rl->temperature;
+    maker->model.logit_divisor *= config->rl.temperature;
     maker->lora = config->lora;
     maker->owner = (EngineOwner){&session->training, session->layout, &maker->lora};
     const EngineSizes sizes = {.slots = slots, .cache_rows = slots * config->data.length, .limit = maker->limit};

@@ -100,6 +100,23 @@ bool session_check_fp8(const Config *config, const Device *device, Error *error)
                info->name, info->target);
 }
 
+int64_t session_rollout_slots(const Session *session, int64_t judged) {
+    const RlConfig *rl = &session->config->rl;
+    int64_t drawn = divide_up(rl->prompts, mesh_size(session->mesh, AXES_DATA)) * rl->samples;
+    return int_min(int_min(rl->slots, int_max(drawn, judged)), ENGINE_MOST_SLOTS);
+}
+
+/* Plans the engine of reinforcement learning. */
+static bool plan_generation(Session *session, Error *error) {
+    const Config *config = session->config;
+    const EngineOwner owner = {&session->training, session->layout, &config->lora};
+    if (!config->model.policy.loss || config->profile) return true;
+    int64_t slots = session_rollout_slots(session, 0);
+    const EngineSizes sizes = {.slots = slots, .cache_rows = slots * config->data.length, .limit = config->model.vocabulary};
+    const EnginePlace place = {session->mesh, (Precision)config->precision, session->device};
+    return engine_plan_beside(&config->model, &owner, place, sizes, &session->generation, error);
+}
+
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error) {
     *session = (Session){.config = config, .device = device};
     session->mesh = memory_allocate(sizeof *session->mesh);
@@ -123,7 +140,8 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     if (sampled) session->sampling.model = build_model(session, session->whole, MODEL_SCORE, 1, sampled, false);
     if (scores) session->scoring.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length, false);
     return plan_program(session, &session->training, error) && plan_program(session, &session->evaluation, error) &&
-           (!sampled || plan_program(session, &session->sampling, error)) && (!scores || plan_program(session, &session->scoring, error));
+           (!sampled || plan_program(session, &session->sampling, error)) && (!scores || plan_program(session, &session->scoring, error)) &&
+           plan_generation(session, error);
 }
 
 bool session_plan(Session *session, const Config *config, Device *device, Error *error) {
@@ -178,13 +196,15 @@ Budget session_budget(const Session *session) {
         .scratch = optimizer_workspace_bytes(graph, optimizer, shard, session->device),
         .evaluation = own_activations(session, evaluation) + own_activations(session, sampling) + own_activations(session, scoring),
         .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + small_arenas(scoring) + states + step_tokens,
+        .generation = session->generation.least,
+        .generation_most = session->generation.most,
         .updated = session->layout->in_backward,
         .activation_floor = plan->activation_floor,
     };
     if (budget.host) budget.other += history;
     budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer, history);
     budget.total = budget.weights + budget.quantized + budget.master + budget.gradients + budget.optimizer + budget.activations +
-                   budget.scratch + budget.evaluation + budget.other + (budget.host ? budget.copy : 0);
+                   budget.scratch + budget.evaluation + budget.other + budget.generation + (budget.host ? budget.copy : 0);
     return budget;
 }
 
@@ -223,6 +243,9 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     print_budget_row(file, "activations", budget->activations, budget->total, floor);
     print_budget_row(file, "optimizer scratch", budget->scratch, budget->total, "");
     print_budget_row(file, "evaluation", budget->evaluation, budget->total, "beyond the activations");
+    log_format_bytes((double)budget->generation_most, text);
+    snprintf(floor, sizeof floor, "caches of one sequence; %s with those of all rl.slots", text);
+    if (budget->generation) print_budget_row(file, "generation", budget->generation, budget->total, floor);
     print_budget_row(file, "inputs and constants", budget->other, budget->total, "");
     log_format_bytes((double)budget->copy, text);
     if (budget->host) print_budget_row(file, "checkpoint copy", budget->copy, budget->total, "none with checkpoint.async=false");

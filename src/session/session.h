@@ -5,6 +5,7 @@
 
 #include "ckpt/ckpt.h"
 #include "config/config.h"
+#include "engine/engine.h"
 #include "optim/optim.h"
 #include "program/program.h"
 #include "session/amax_history.h"
@@ -52,7 +53,8 @@ typedef struct Session {
      * sample (text_sample.c). In reinforcement learning evaluation is the reference of adapters, and scoring
      * computes values of samples; it has no graph if the loss needs none. */
     Program evaluation, sampling, scoring;
-    ModelSize size; /* of the whole model; from session_start on */
+    EngineNeeds generation; /* of reinforcement learning, beside the session; from session_plan on */
+    ModelSize size;         /* of the whole model; from session_start on */
     Optimizer *optimizer;
     AmaxHistory *history;   /* of fp8.scaling=delayed; from session_start on; NULL: none */
     Saver *saver;           /* state for saves (state.c); NULL before session_resume */
@@ -72,9 +74,10 @@ typedef struct Session {
 /* Bytes of a rank's memory that a session takes, by category. */
 typedef struct Budget {
     int64_t weights, quantized, master, gradients, optimizer, activations, scratch, evaluation, other, total;
-    int64_t copy; /* of the state, for asynchronous checkpoints, in host memory; in `total` only with `host` */
-    bool host;    /* the device's memory is the host's */
-    bool updated; /* gradients live until their weights are updated: optimizer.in_backward */
+    int64_t generation, generation_most; /* of reinforcement learning: with caches for one sequence, which is in `total`, and for all */
+    int64_t copy;                        /* of the state, for asynchronous checkpoints, in host memory; in `total` only with `host` */
+    bool host;                           /* the device's memory is the host's */
+    bool updated;                        /* gradients live until their weights are updated: optimizer.in_backward */
     int64_t activation_floor;
 } Budget;
 
@@ -85,6 +88,8 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
 bool session_check_fp8(const Config *config, const Device *device, Error *error);
 /* Like session_plan_rank, for a single rank. */
 bool session_plan(Session *session, const Config *config, Device *device, Error *error);
+/* Returns how many sequences a rank generates at once in rollouts, and to answer `judged` prompts (0: unknown). */
+int64_t session_rollout_slots(const Session *session, int64_t judged);
 /* Returns the size of the whole model, from the plan of a rank that has all of it, else from a
  * graph built for this purpose. */
 ModelSize session_size(const Session *session);

@@ -235,6 +235,29 @@ static void means_of_rewards_and_of_metrics_are_recorded(void **state) {
     assert_true(same_bytes("means/rollouts/1.jsonl", "means-2/rollouts/1.jsonl"));
 }
 
+/* Returns the bytes of a row "  generation   4.11 MiB" of a plan; 0: there is none. */
+static double planned_generation(const char *words) {
+    ProcessResult result = smelt(words);
+    const char *row = strstr(result.output, "\n  generation ");
+    double size = 0;
+    char unit[8] = "";
+    if (result.code) fail_msg("%s", result.errors);
+    if (row) assert_int_equal(sscanf(row, "\n  generation %lf %7s", &size, unit), 2);
+    double bytes = size * (!strcmp(unit, "MiB") ? 1 << 20 : !strcmp(unit, "KiB") ? 1 << 10 : 1);
+    process_free(&result);
+    return bytes;
+}
+
+static void a_plan_counts_the_memory_of_generation(void **state) {
+    (void)state;
+    double some = planned_generation(REVERSE "run=x plan=true"),
+           longer = planned_generation(REVERSE "run=x plan=true data.length=512 model.context=512");
+    assert_true(some > 0 && longer > some);
+    assert_true(
+        planned_generation("train run=x data.train=words.jsonl model.layers=2 model.width=64 data.length=64 steps=5 plan=true") == 0);
+    smelt_says(0, "generation at least", REVERSE "run=counted steps=1");
+}
+
 /* The model has lost its weights, so loading them would be another error. */
 static void a_missing_reward_is_refused_before_the_model_is_loaded(void **state) {
     (void)state;
@@ -280,6 +303,7 @@ int main(void) {
         cmocka_unit_test(a_validation_without_rewards_is_not_the_best),
         cmocka_unit_test(groups_are_compared_after_the_penalty_of_length),
         cmocka_unit_test(means_of_rewards_and_of_metrics_are_recorded),
+        cmocka_unit_test(a_plan_counts_the_memory_of_generation),
         cmocka_unit_test(a_missing_reward_is_refused_before_the_model_is_loaded),
         cmocka_unit_test(a_stop_does_not_wait_for_rewards),
         cmocka_unit_test(rewards_that_never_vary_are_named),
