@@ -73,19 +73,20 @@ static int check_template(const char *name, ChatTurns turns) {
         if (!good && error.code != ERROR_DATA) fail_msg("%s", error.message);
         kept += good;
     }
-    assert_int_equal(number, 280);
+    assert_int_equal(number, 320);
     return kept;
 }
 
 static void conversations_are_rendered_and_masked_as_transformers_does(void **state) {
     (void)state;
-    assert_int_equal(check_template("system", CHAT_TURNS_ALL), 253);
-    assert_int_equal(check_template("headers", CHAT_TURNS_ALL), 224);
-    assert_int_equal(check_template("turns", CHAT_TURNS_ALL), 183);
-    assert_int_equal(check_template("macros", CHAT_TURNS_ALL), 251);
-    assert_int_equal(check_template("marked", CHAT_TURNS_ALL), 265);
-    assert_int_equal(check_template("brackets", CHAT_TURNS_LAST), 231);
-    assert_int_equal(check_template("thinking", CHAT_TURNS_LAST), 265);
+    assert_int_equal(check_template("system", CHAT_TURNS_ALL), 270);
+    assert_int_equal(check_template("headers", CHAT_TURNS_ALL), 264);
+    assert_int_equal(check_template("turns", CHAT_TURNS_ALL), 187);
+    assert_int_equal(check_template("macros", CHAT_TURNS_ALL), 268);
+    assert_int_equal(check_template("marked", CHAT_TURNS_ALL), 295);
+    assert_int_equal(check_template("brackets", CHAT_TURNS_LAST), 258);
+    assert_int_equal(check_template("channels", CHAT_TURNS_LAST), 257);
+    assert_int_equal(check_template("thinking", CHAT_TURNS_LAST), 305);
 }
 
 static const char two_turns[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"},"

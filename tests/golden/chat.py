@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/chat/: 280 conversations (conversations.py), a small tokenizer, and expected.txt, what transformers and jinja2 make of them with
+"""Writes tests/golden/chat/: 320 conversations (conversations.py), a small tokenizer, and expected.txt, what transformers and jinja2 make of them with
 the templates there, which are our own: a line for each template and conversation with the XXH3 of the text, of the ids, and of the mask, or "refused"
 where the template raises. Masks of a template with marks are transformers' own; those of the others follow the rule of docs/finetune.md, written
 here once more over the offsets of `tokenizers`.
@@ -15,13 +15,13 @@ import struct
 import tokenizers
 import transformers
 import xxhash
-from conversations import conversation, stored
+from conversations import conversation, stored, typed
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OUT = os.path.join(HERE, "chat")
-CONVERSATIONS, STORED = 200, 80
+CONVERSATIONS, STORED, TYPED = 200, 80, 40
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|body|>", "<turn>"]
-LAST = ["brackets", "thinking"]  # templates that render earlier messages otherwise once more follow
+LAST = ["brackets", "channels", "thinking"]  # templates that render earlier messages otherwise once more follow
 ERRORS = (transformers.utils.chat_template_utils.jinja2.exceptions.TemplateError, TypeError, AttributeError, ValueError)
 
 
@@ -133,6 +133,7 @@ def main():
     make_tokenizer()
     tokenizer = open_tokenizer()
     records = [conversation(i) for i in range(CONVERSATIONS)] + [stored(i) for i in range(CONVERSATIONS, CONVERSATIONS + STORED)]
+    records += [typed(i) for i in range(TYPED)]
     with open(f"{OUT}/conversations.jsonl", "w") as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     with open(f"{OUT}/expected.txt", "w") as file:

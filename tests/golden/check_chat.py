@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what `smelt data pack format=chat` makes of 200 conversations with transformers and jinja2, over the published chat templates that the
+"""Compares what `smelt data pack format=chat` makes of 240 conversations with transformers and jinja2, over the published chat templates that the
 packages trl and axolotl carry: the text byte for byte, the tokens, and the mask token for token, as in chat.py.
 
     tests/golden/check_chat.py FOLDER [PART...]    makes FOLDER/venv and fetches the packages (1 GB with PyTorch's), once; PART: of a template's name
@@ -16,7 +16,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGES = ["trl==1.16.0", "axolotl==0.19.0"]
 PEERS = ["transformers", "tokenizers", "jinja2", "xxhash"]
-CONVERSATIONS = 200
+CONVERSATIONS, TYPED = 200, 40
 
 
 def prepare(folder):
@@ -95,7 +95,7 @@ def main():
     sys.path.insert(0, HERE)
     import chat
     tokenizer = chat.open_tokenizer()
-    records = [chat.conversation(i) for i in range(CONVERSATIONS)]
+    records = [chat.conversation(i) for i in range(CONVERSATIONS)] + [chat.typed(i) for i in range(TYPED)]
     with open(f"{folder}/conversations.jsonl", "w") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
     templates = sorted(glob.glob(f"{folder}/packages/trl/chat_templates/*.jinja") + glob.glob(f"{folder}/packages/axolotl/utils/chat_templates/templates/*.jinja"))

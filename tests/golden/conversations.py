@@ -13,6 +13,15 @@ TOOLS = [
 ]
 
 
+TYPES = [
+    {"type": "string"}, {"type": "string", "enum": ["red", "grün", 'a "b"'], "default": "red"}, {"type": "number", "nullable": True}, {"type": "integer", "default": 3},
+    {"type": "boolean", "default": False}, {"type": "array", "items": {"type": "string"}}, {"type": "array"}, {"type": ["string", "null"]}, {"type": ["object"]},
+    {"type": "array", "items": {"type": "array", "items": {"type": "number"}}, "nullable": True, "default": []}, {"description": "Anything"}, {"type": "object"},
+    {"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "array", "items": {"type": "boolean"}}}, "required": ["x"]},
+    {"oneOf": [{"type": "string", "description": "a name"}, {"type": "integer", "default": 0}]}, {"oneOf": [{"type": "object"}, {"type": "object"}]},
+    {"oneOf": [{"type": "object", "properties": {"deep": {"type": "object", "properties": {}}}}]}]
+
+
 def text(r, shape=None):
     shape = shape or r.choice(["words"] * 6 + ["lines", "padded", "empty", "space", "code"])
     words = lambda n: " ".join(r.choice(WORDS) for _ in range(n))
@@ -75,4 +84,22 @@ def stored(number):
     keys = {key for message in messages for key in message} | {"tool_calls", "reasoning_content"}
     if r.random() < 0.7:
         found["messages"] = [{key: message.get(key) for key in sorted(keys)} for message in messages]
+    return found
+
+
+def typed(number):
+    """A conversation with tools of all types of parameters, thoughts in `thinking`, and a developer's message."""
+    r, found = random.Random(number), {"tools": []}
+    for name in r.sample(["lookup", "paint", "send"], r.randint(1, 3)):
+        properties = {f"p{i}": dict(kind, **({"description": text(r, "words")} if r.random() < 0.4 else {})) for i, kind in enumerate(r.sample(TYPES, r.randint(0, 5)))}
+        parameters = {"type": "object", "properties": properties, **({"required": r.sample(sorted(properties), len(properties) // 2)} if r.random() < 0.7 else {})}
+        found["tools"].append({"type": "function", "function": {"name": name, "description": text(r, "words"), **({"parameters": parameters} if r.random() < 0.9 else {})}})
+    found["messages"] = [{"role": r.choice(["system", "developer"]), "content": text(r, "words")}] if r.random() < 0.6 else []
+    for turn in range(r.choice([1, 2, 3])):
+        found["messages"].append({"role": "user", "content": text(r, "words")})
+        if r.random() < 0.6:
+            made = call(r, turn)
+            found["messages"].append({"role": "assistant", **r.choice([{"thinking": text(r, "words")}, {"content": text(r, "words")}, {}]), "tool_calls": [made]})
+            found["messages"].append({"role": "tool", "tool_call_id": made["id"], "name": made["function"]["name"], "content": r.choice([text(r, "words"), "{\"ok\": true}"])})
+        found["messages"].append({"role": "assistant", "content": text(r, "words"), **({"thinking": text(r, "words")} if r.random() < 0.5 else {})})
     return found
