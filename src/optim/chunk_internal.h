@@ -26,8 +26,8 @@ static inline uint32_t optim_noise(uint32_t seed, int64_t element) { return opti
  * unrounded one, so many updates below half a unit in the last place add up. Infinity and NaN are
  * kept. */
 static inline uint32_t optim_round(uint32_t bits, uint32_t noise) {
-    uint32_t rounded = (bits + (noise & 0xffff)) >> 16;
-    return (bits & 0x7f800000u) != 0x7f800000u ? rounded : bits >> 16 | ((bits & 0x7fffffu) != 0 ? 0x40 : 0);
+    uint32_t magnitude = bits & 0x7fffffffu, finite = 0u - (magnitude < 0x7f800000u); /* a mask: GPUs would branch */
+    return (bits + (noise & 0xffff & finite)) >> 16 | (uint32_t)(magnitude > 0x7f800000u) << 6;
 }
 
 /* Coefficients of one update of elements as the kernels need them; each optimizer defines their use

@@ -257,7 +257,7 @@ INLINE float sum_of_taps(const CcaBiasGradArguments *a, LOCAL const float *total
 }
 
 /* Adds all parts to the first two. */
-INLINE void join_parts(LOCAL float (*parts)[CCA_MAX_DIM], int part, int c) {
+INLINE void join_bias_parts(LOCAL float (*parts)[CCA_MAX_DIM], int part, int c) {
     float sum = parts[part][c];
     if (part < 2) UNROLL for (int i = 2; i < BIAS_PARTS; i += 2) sum += parts[i + part][c];
     barrier();
@@ -277,14 +277,14 @@ KERNEL(cca_grad_bias, CcaBiasGradArguments) {
     if (there) sum = sum_of_blocks(&a, part, column);
     parts[part][c] = sum;
     barrier();
-    join_parts(parts, part, c);
+    join_bias_parts(parts, part, c);
     if (part == 0) total[c] = parts[0][c] + parts[1][c];
     barrier();
     sum = 0;
     if (there) sum = sum_of_taps(&a, total, head, part, c);
     parts[part][c] = sum;
     barrier();
-    join_parts(parts, part, c);
+    join_bias_parts(parts, part, c);
     if (part == 0 && there) {
         a.grouped_bias[column] += total[c];
         a.depthwise_bias[column] += parts[0][c] + parts[1][c];
@@ -611,7 +611,7 @@ INLINE void multiply_chunk(FragmentSums *sums, u32x4 x, u32x4 y, int step) {
 
 /* Sets sums to the gradients of the depthwise convolution, from g of the rows and of those after
  * them. */
-INLINE void multiply_gradients(FragmentSums *sums, const CcaInputGradArguments *a, const InputRows *rows, int head) {
+INLINE void multiply_fragments(FragmentSums *sums, const CcaInputGradArguments *a, const InputRows *rows, int head) {
     const FragmentPlaces *places = &rows->places;
     const CcaInput *in = &a->in;
     const bf16 GLOBAL *g = a->g + head * FRAGMENT_DIM;
@@ -667,7 +667,7 @@ INLINE f32x2 scatter_sums(f32x8 later, f32x8 earlier) {
 }
 
 /* Stores du of chunk q of both rows, and returns its terms of the sums over rows (scatter_sums). */
-INLINE f32x2 finish_gradients(
+INLINE f32x2 finish_fragment_grads(
     const CcaInputGradArguments *a, const FragmentSums *d_sums, const InputRows *rows, int head, const int q, const bool is_key) {
     const FragmentPlaces *places = &rows->places;
     const CcaInput *in = &a->in;
@@ -711,8 +711,8 @@ INLINE void input_grad_fragments(const CcaInputGradArguments *a, int head, const
     for (int first = block + wave_id() * FRAGMENT_KEPT; first < end; first += FRAGMENT_WARPS * FRAGMENT_KEPT) {
         FragmentSums d;
         InputRows rows = load_input_rows(a, first, end, head);
-        multiply_gradients(&d, a, &rows, head);
-        UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) sums[q] += finish_gradients(a, &d, &rows, head, q, is_key);
+        multiply_fragments(&d, a, &rows, head);
+        UNROLL for (int q = 0; q < FRAGMENT_CHUNKS; q++) sums[q] += finish_fragment_grads(a, &d, &rows, head, q, is_key);
     }
     store_fragment_taps(a, sums, head);
 }
@@ -774,7 +774,7 @@ enum { WEIGHT_SIDE = 2, WEIGHT_OUTPUTS = CCA_MAX_DIM / MMA * 2 * WAVE / WEIGHT_T
 enum { WEIGHT_BUFFERS = WAVE == 64 ? 1 : 2, WEIGHT_TILE = WEIGHT_STEP * CCA_MAX_DIM };
 
 /* Adds the products of a tile's rows to a wave's sums. */
-INLINE void multiply_rows(
+INLINE void multiply_weight_tile(
     Accumulator sums[WEIGHT_OUTPUTS][WEIGHT_SIDE], LOCAL const bf16 *gradients, LOCAL const bf16 *pairs, int row, int column) {
     _Pragma("clang loop unroll(disable)") for (int k = 0; k < WEIGHT_STEP; k += MMA) {
         Operand right[WEIGHT_SIDE];
@@ -820,7 +820,7 @@ INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, 
         UNROLL for (int i = 0; i < CHUNKS; i++) chunks[i] =
             load_pair_chunk(in, (int)first + WEIGHT_STEP + row_of_pairs + i * PAIR_ROWS, head * in->dim + offset + at, channels);
         barrier();
-        multiply_rows(sums, gradients, pairs, row, column);
+        multiply_weight_tile(sums, gradients, pairs, row, column);
         barrier();
         LOCAL bf16 *spent = gradients;
         gradients = next;
