@@ -66,7 +66,7 @@ static const double log_rate = 1.7725887222397812; /* ln 16 - 1 */
  * gates of the rule (DELTA_GATES). */
 typedef struct DeltaProjections { TensorId qkv, output_gate, gates; } DeltaProjections;
 
-static DeltaProjections project(Builder *b, TensorId x, const AttentionLayer *layer, const Cut *cut) {
+static DeltaProjections project_separately(Builder *b, TensorId x, const AttentionLayer *layer, const Cut *cut) {
     const ModelConfig *c = b->config;
     int64_t ranks = mesh_size(b->graph->mesh, AXES_TENSOR), values = c->delta_heads * c->delta_value_dim;
     const Stacked gates[] = {{"linear_attn.in_proj_z", values, AXES_TENSOR}, {"linear_attn.in_proj_b", c->delta_heads, AXES_TENSOR},
@@ -101,7 +101,7 @@ static TensorId delta(Builder *b, TensorId x, const AttentionLayer *layer) {
     int64_t ranks = mesh_size(graph->mesh, AXES_TENSOR), heads = c->delta_heads / ranks;
     int64_t keys = c->delta_key_heads * c->delta_key_dim, values = c->delta_heads * c->delta_value_dim;
     const Cut cut = {.axes = AXES_TENSOR, .blocks = 3, .rows = {keys, keys, values}};
-    DeltaProjections projections = layer->keys ? project_heads(b, x, layer) : project(b, x, layer, &cut);
+    DeltaProjections projections = layer->keys ? project_heads(b, x, layer) : project_separately(b, x, layer, &cut);
     Linear output = builder_split_input(b, layer->output, c->width, values, c->init_std, false);
     DeltaInputs in = {
         .gates = projections.gates, .rates = declare_per_head(b, "linear_attn.A_log", log_rate, 1), .positions = b->positions};

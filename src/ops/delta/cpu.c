@@ -303,7 +303,7 @@ static void delta_chunk(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile,
 }
 
 /* Copies a slot's state [key_dim, value_dim] to the tile, or back. */
-static void copy_state(const DeltaShape *s, const DeltaTile *tile, W *slot, bool loads) {
+static void copy_slot_state(const DeltaShape *s, const DeltaTile *tile, W *slot, bool loads) {
     for (int64_t i = 0; i < s->key_dim; i++) {
         W *row = tile->state + i * tile->value_width, *stored = slot + i * s->value_dim;
         memcpy(loads ? row : stored, loads ? stored : row, s->value_dim * sizeof(W));
@@ -325,10 +325,10 @@ CPU_OP(delta, delta_cpu_workspace) {
         int64_t last = lasts ? t.first + lasts[sequence] : t.end - 1;
         W *own = stored ? stored + ((slots ? slots[sequence] : 0) * s->heads + t.head) * size : NULL;
         clear_state(tile.state);
-        if (own) copy_state(s, &tile, own, true);
+        if (own) copy_slot_state(s, &tile, own, true);
         for (int64_t r = t.first; r < t.end; r += c.chunk) {
             delta_chunk(&c, &t, &tile, r, int_min(c.chunk, t.end - r));
-            if (own && r == last) copy_state(s, &tile, own, false);
+            if (own && r == last) copy_slot_state(s, &tile, own, false);
         }
     }
 }
@@ -364,7 +364,7 @@ static void load_outputs(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile
     }
 }
 
-static void multiply_rows(W *rows, int64_t width, const W *factors, int64_t count) {
+static void multiply_rows_by(W *rows, int64_t width, const W *factors, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         for (int64_t k = 0; k < width; k++) rows[i * width + k] *= factors[i];
 }
@@ -389,7 +389,7 @@ static void solve_carried(const DeltaCall *c, const DeltaTask *t, DeltaTile *til
 }
 
 /* d_queries and d_writing of a chunk, without the terms of the state before it. */
-static void multiply_gradients(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
+static void multiply_unit_gradients(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
     const int64_t width = tile->key_width, padded = round_up(rows, GROUP);
     tile_transpose(tile->columns, CHUNK, tile->updates, tile->value_width, padded, tile->value_width);
     tile_transpose(tile->turned, width, tile->state, tile->value_width, width, tile->value_width);
@@ -427,9 +427,9 @@ static void delta_chunk_back(const DeltaCall *c, const DeltaTask *t, DeltaTile *
     MULTIPLY(.c = tile->values, .c_row = width, .a = {tile->of_queries, 1, CHUNK}, .b = tile->d_y, .b_row = width, .rows = rows,
         .columns = width, .depth = rows, .terms = FROM, .scale = tile->left);
     solve_carried(c, t, tile, first, rows);
-    multiply_gradients(c, t, tile, first, rows);
-    multiply_rows(tile->d_y, width, tile->carry, rows);
-    multiply_rows(tile->d_recalled, width, tile->carry, rows);
+    multiply_unit_gradients(c, t, tile, first, rows);
+    multiply_rows_by(tile->d_y, width, tile->carry, rows);
+    multiply_rows_by(tile->d_recalled, width, tile->carry, rows);
     MULTIPLY(.c = tile->state, .c_row = width, .a = {tile->queries, 1, tile->key_width}, .b = tile->d_y, .b_row = width, .rows = key_dim,
         .columns = width, .depth = rows, .scale = tile->whole);
     MULTIPLY(.c = tile->state, .c_row = width, .a = {tile->keys, 1, tile->key_width}, .b = tile->d_recalled, .b_row = width,
@@ -459,7 +459,7 @@ static void delta_chunk_again(const DeltaCall *c, const DeltaTask *t, DeltaTile 
         W *d_query = key_row(c->d_queries, c, first + i, t->head);
         for (int64_t k = 0; k < c->s.key_dim; k++) d_query[k] += tile->key_sums[i * width + k];
     }
-    multiply_rows(tile->updates, value_width, tile->left, rows);
+    multiply_rows_by(tile->updates, value_width, tile->left, rows);
     MULTIPLY(.c = tile->turned, .c_row = width, .a = {tile->updates, 1, value_width}, .b = tile->keys, .b_row = width, .rows = value_dim,
         .columns = width, .depth = rows, .scale = tile->whole);
 }
