@@ -78,7 +78,7 @@ CONDITION(falls, config->schedule.kind != SCHEDULE_CONSTANT && (config->schedule
 CONDITION(evaluates, config->eval.every > 0)
 CONDITION(has_sample, config->eval.sample_tokens > 0)
 CONDITION(has_pictures, config->eval.pictures > 0)
-CONDITION(exports, config->metrics.file[0] || config->metrics.otlp[0])
+CONDITION(exports, config->metrics.file[0] || config->metrics.otlp[0] || getenv("KUBEFLOW_TRAINER_SERVER_URL")) /* run/exporter.c */
 CONDITION(trains, config->plan == PLAN_NONE)
 
 CONDITION(is_staged, config->layout.pp > 1)
@@ -142,7 +142,7 @@ static const Need rows[] = {
     {"dump", TEXT_ONLY, is_text, REFUSE},
     {"dump", "plan=false", trains, WARN},
 
-    {"metrics.every", "metrics.file or metrics.otlp", exports, WARN},
+    {"metrics.every", "metrics.file, metrics.otlp or the server of a TrainJob", exports, WARN},
 
     {"data.cache", TEXT_ONLY, is_text, REFUSE},
     {"data.cache", "data of s3://", has_bucket, START},
