@@ -173,7 +173,9 @@ bool json_read_optional(const char *path, json_t **object, ErrorCode code, Error
     int64_t bytes;
     char *text = file_read(path, JSON_FILE_LIMIT, &bytes, error);
     *object = text ? parse_file(path, text, bytes, code, error) : NULL;
-    return *object || (!text && error->finding == FINDING_ABSENT) || error_recode(error, code);
+    if (!text && error->finding == FINDING_ABSENT) *error = (Error){0};
+    else if (!*object) return error_recode(error, code);
+    return true;
 }
 
 /* -- Values ---------------------------------------------------------------------------------------------------------- */

@@ -43,8 +43,13 @@ static char *beside(const char *file, const char *name) {
     return memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, name);
 }
 
-/* Returns, after a failure, whether the file or folder is absent, which is not an error here. */
-static bool is_absent(Error *error) { return error->finding == FINDING_ABSENT || error_recode(error, ERROR_DATA); }
+/* Returns, after a failure, whether the file or folder is absent, which is not an error here: clears it, because later readers
+ * keep the first error. */
+static bool is_absent(Error *error) {
+    if (error->finding != FINDING_ABSENT) return error_recode(error, ERROR_DATA);
+    *error = (Error){0};
+    return true;
+}
 
 /* Reads a file that may be absent; *content is then NULL. */
 static bool read_optional(const char *path, char **content, int64_t *bytes, Error *error) {

@@ -329,6 +329,23 @@ static void open_template(Fixture *fixture, const char *source, ChatTurns turns)
     assert_int_equal(remove(path), 0);
 }
 
+/* The side files that the tokenizer's folder lacks are no error, and hide none. */
+static void templates_that_are_not_supported_are_refused_by_their_line(void **state) {
+    (void)state;
+    char path[] = "/tmp/smelt-template-XXXXXX";
+    Error error = {0};
+    SCOPED_FREE char *folder = golden("tokenizer.json");
+    Tokenizer *tokenizer = tokenizer_open(folder, &error);
+    int file = mkstemp(path);
+    assert_true(tokenizer && file >= 0);
+    close(file);
+    write_text(path, "{{ messages }}\n{% include 'x' %}");
+    assert_null(chat_open(&(ChatOptions){.source = folder, .template = path}, tokenizer, &error));
+    assert_mentions(error.message, "line 2 include");
+    assert_int_equal(remove(path), 0);
+    tokenizer_free(tokenizer);
+}
+
 #define MESSAGE(role, members) "{\"role\": \"" role "\", " members "}"
 #define CALL(arguments) "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": " arguments "}}"
 #define ASKED(...) "{\"messages\": [" MESSAGE("user", "\"content\": \"a\"") ", " __VA_ARGS__ "]}"
@@ -553,6 +570,7 @@ int main(void) {
         cmocka_unit_test(what_is_no_conversation_is_refused),
         cmocka_unit_test(the_token_that_ends_an_answer_is_the_templates),
         cmocka_unit_test(messages_continue_a_conversation),
+        cmocka_unit_test(templates_that_are_not_supported_are_refused_by_their_line),
         cmocka_unit_test(members_that_are_null_are_not_there),
         cmocka_unit_test(arguments_that_are_json_text_are_decoded),
         cmocka_unit_test(templates_that_take_text_get_text),

@@ -323,6 +323,18 @@ static void every_field_of_transformers_stands_in_a_table(void **state) {
     assert_int_equal(each_line(check_fields), 0);
 }
 
+/* transformers has no class kimi_k2. */
+static void every_class_of_transformers_has_lines(void **state) {
+    (void)state;
+    for (int i = 0; i < family_count; i++)
+        for (const HfClass *const *class = family_rules[i]->classes; *class; class++) {
+            const char *type = (*class)->model_type;
+            bool found = !type || !strcmp(type, "kimi_k2");
+            for (int j = 0; j < CLASSES; j++) found |= type && !strcmp(type, families[j]);
+            if (!found) fail_msg("configs.jsonl has no lines of %s", type);
+        }
+}
+
 static void check_line(Golden *g, const json_t *line) {
     char text[200];
     if (json_object_get(line, "set")) check_edit(g, line);
@@ -336,6 +348,7 @@ static void edited_configurations_give_the_numbers_of_transformers_or_are_refuse
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_class_of_transformers_has_lines),
         cmocka_unit_test(every_field_of_transformers_stands_in_a_table),
         cmocka_unit_test(edited_configurations_give_the_numbers_of_transformers_or_are_refused),
     };
