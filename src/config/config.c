@@ -373,6 +373,8 @@ static const Option rows[] = {
     INT_OPTION(rl.prompts, "8", 1, 1 << 20, "prompts", "prompts of a rollout", CHANGES),
     INT_OPTION(rl.samples, "8", 1, 65536, "samples", "samples of each prompt, which form a group", CHANGES),
     INT_OPTION(rl.updates, "1", 1, 1024, "updates", "optimizer steps that share the samples of a rollout; divides rl.prompts", CHANGES),
+    INT_OPTION(
+        rl.epochs, "1", 1, 1024, "epochs", "times that the samples of a rollout are trained, each time in rl.updates steps", CHANGES),
     INT_OPTION(rl.tokens, "256", 1, 1 << 24, "tokens", "most tokens of a sample, with what rl.environment appends", CHANGES),
     INT_OPTION(rl.slots, "64", 1, 1024, "sequences", "sequences that a rank generates at once", FREE),
     REAL_OPTION(rl.temperature, "1", 1e-3, 100, "", "divisor of the logits, when samples are drawn and when they are trained", CHANGES),
@@ -743,14 +745,13 @@ static bool check_policy(const Config *config, Error *error) {
     int64_t compared = rule->advantage == ADVANTAGE_OF_BATCH ? rl->prompts * rl->samples : rl->samples;
     if (policy_compares(&config->model.policy) && compared < 2)
         return error_set(error, ERROR_USAGE, "rl.loss=%s compares the samples of a prompt: set rl.samples to at least 2", rule->name);
-    if (config->steps % rl->updates || config->stop_at % rl->updates || config->checkpoint.every % rl->updates ||
-        config->eval.every % rl->updates)
+    int64_t steps = rl_rollout_steps(rl);
+    if (config->steps % steps || config->stop_at % steps || config->checkpoint.every % steps || config->eval.every % steps)
         return error_set(error, ERROR_USAGE,
-            "steps=%lld, stop_at=%lld, checkpoint.every=%lld and eval.every=%lld must be multiples of rl.updates=%lld, because a rollout "
-            "is "
-            "not interrupted",
+            "steps=%lld, stop_at=%lld, checkpoint.every=%lld and eval.every=%lld must be multiples of rl.updates x rl.epochs = %lld, "
+            "because a rollout is not interrupted",
             (long long)config->steps, (long long)config->stop_at, (long long)config->checkpoint.every, (long long)config->eval.every,
-            (long long)rl->updates);
+            (long long)steps);
     if (config->tokens || config->epochs > 0)
         return error_set(error, ERROR_USAGE, "the tokens of rl.loss are not known in advance: set steps instead of tokens or epochs");
     if (config->lora.rank && !rl->reference[0] && config->model.policy.kl > 0 &&

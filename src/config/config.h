@@ -174,13 +174,15 @@ typedef enum RlRewardErrors { RL_ERRORS_STOP, RL_ERRORS_SKIP } RlRewardErrors;
 /* Rollouts of reinforcement learning (rl/rollout.h). */
 typedef struct RlConfig {
     const char *reward, *reference, *environment;
-    int64_t prompts, samples, updates, tokens, turns, slots, refill, overlong;
+    int64_t prompts, samples, updates, epochs, tokens, turns, slots, refill, overlong;
     double temperature, reward_seconds, code_seconds;
     double gamma, lambda; /* of advantages by values */
     int64_t reward_copies, reward_in_flight, reward_attempts, code_memory;
     int kl, reward_errors; /* RlKl, RlRewardErrors */
     bool mask_truncated, record, whiten;
 } RlConfig;
+/* Returns the optimizer steps that train a rollout. */
+static inline int64_t rl_rollout_steps(const RlConfig *rl) { return rl->updates * rl->epochs; }
 
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
 typedef struct ScheduleConfig {

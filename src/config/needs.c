@@ -318,6 +318,7 @@ static const Need rows[] = {
     {"rl.prompts", "rl.loss", has_policy, REFUSE},
     {"rl.samples", "rl.loss", has_policy, REFUSE},
     {"rl.updates", "rl.loss", has_policy, REFUSE},
+    {"rl.epochs", "rl.loss", has_policy, REFUSE},
     {"rl.tokens", "rl.loss", has_policy, REFUSE},
     {"rl.slots", "rl.loss", has_policy, REFUSE},
     {"rl.temperature", "rl.loss", has_policy, REFUSE},

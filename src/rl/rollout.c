@@ -141,7 +141,7 @@ typedef struct Message {
     size_t count;
 } Message;
 
-static void put_number(Message *message, double number) { array_append(message->items, message->count, number); }
+static void message_put(Message *message, double number) { array_append(message->items, message->count, number); }
 
 /* The samples of one prompt. */
 typedef struct PromptGroup {
@@ -221,7 +221,7 @@ static void ask_environment(Generating *generating, const RolloutSample *sample)
 }
 
 /* Returns whether a sample that has `more` tokens after its present ones could draw another one. */
-static bool has_room(const Generating *generating, const RolloutSample *sample, size_t more) {
+static bool sample_has_room(const Generating *generating, const RolloutSample *sample, size_t more) {
     return (int64_t)(sample->ids.count + more) < generating->maker->options.config->rl.tokens;
 }
 
@@ -230,7 +230,7 @@ static bool end_turn(void *context, int index) {
     const PromptGroup *group = context;
     RolloutSample *sample = &group->samples[index];
     sample->turns++;
-    sample->last = sample->turns >= group->generating->maker->options.config->rl.turns || !has_room(group->generating, sample, 1);
+    sample->last = sample->turns >= group->generating->maker->options.config->rl.turns || !sample_has_room(group->generating, sample, 1);
     ask_environment(group->generating, sample);
     return !sample->last;
 }
@@ -263,15 +263,15 @@ static void take_report(RolloutSample *sample, const RewardResult *result) {
 enum { ANSWER_SAMPLE, ANSWER_FAILED, ANSWER_REWARD, ANSWER_COUNT, ANSWER_TOKENS };
 
 static void put_answer(Message *message, int64_t id, bool failed, double reward, const TokenIds *ids) {
-    put_number(message, (double)id);
-    put_number(message, failed);
-    put_number(message, reward);
-    put_number(message, ids ? (double)ids->count : -1);
-    for (size_t i = 0; ids && i < ids->count; i++) put_number(message, ids->items[i]);
+    message_put(message, (double)id);
+    message_put(message, failed);
+    message_put(message, reward);
+    message_put(message, ids ? (double)ids->count : -1);
+    for (size_t i = 0; ids && i < ids->count; i++) message_put(message, ids->items[i]);
 }
 
 /* Takes an answer of the environment into the message. */
-static bool take_answer(const Generating *generating, Message *message, Error *error) {
+static bool take_environment_answer(const Generating *generating, Message *message, Error *error) {
     RolloutMaker *maker = generating->maker;
     SCOPED(reward_result_free) RewardResult result = {0};
     SCOPED(token_ids_free) TokenIds ids = {0};
@@ -295,7 +295,7 @@ static const double *apply_answer(Generating *generating, const double *answer) 
     RolloutSample *sample = &generating->samples[id];
     PromptGroup *group = &generating->groups[id / generating->each];
     double *given = &sample->values[reward_parts(maker)];
-    bool fits = count > 0 && has_room(generating, sample, (size_t)count);
+    bool fits = count > 0 && sample_has_room(generating, sample, (size_t)count);
     size_t before = sample->ids.count;
     generating->asked--;
     for (int64_t i = 0; fits && i < count; i++) {
@@ -325,7 +325,7 @@ static bool share_answers(const RolloutMaker *maker, Message *message, bool good
     if (!comm_host_broadcast(group, "answers", notice, 2, COMM_I64, 0, good ? error : &ignored)) return false;
     if (notice[1])
         return is_judge(maker) ? false : error_set(error, ERROR_DATA, "the environment failed, for the reason in another rank's message");
-    while ((int64_t)message->count < notice[0]) put_number(message, 0);
+    while ((int64_t)message->count < notice[0]) message_put(message, 0);
     return comm_host_broadcast(group, "answers", message->items, notice[0], COMM_F64, 0, error);
 }
 
@@ -340,7 +340,7 @@ static bool take_answers(Generating *generating, Error *error) {
         RewardSet *program = environment_program(maker->environment);
         if (idle) rewards_wait(program, 1);
         for (int64_t left = generating->asked; good && left && rewards_wait(program, 0); left--)
-            good = take_answer(generating, &message, error);
+            good = take_environment_answer(generating, &message, error);
     }
     good = share_answers(maker, &message, good, error);
     if (idle) generating->waited += log_seconds() - start;
@@ -382,7 +382,7 @@ typedef struct PromptList {
 
 /* Returns whether another step follows. Ranks that divide the model take their steps together: none if one
  * of them has failed, or was asked to stop. */
-static bool goes_on(const RolloutMaker *maker, bool *good, bool *stopped, Error *error) {
+static bool generation_goes_on(const RolloutMaker *maker, bool *good, bool *stopped, Error *error) {
     Comm *group = mesh_group(maker->options.session->mesh, AXES_TENSOR);
     int64_t halts[] = {maker->options.stop->signal, !*good};
     if (comm_size(group) > 1 && !comm_host_all_reduce(group, "steps of a rollout", halts, 2, COMM_I64, COMM_MAX, error)) *good = false;
@@ -421,7 +421,7 @@ static bool generate_own(
             .context = &groups[i]};
         good = engine_submit(maker->engine, &request, error);
     }
-    while ((engine_busy(maker->engine) || generating->asked) && goes_on(maker, &good, stopped, error)) {
+    while ((engine_busy(maker->engine) || generating->asked) && generation_goes_on(maker, &good, stopped, error)) {
         good = take_answers(generating, error) && engine_step(maker->engine, error);
         watchdog_alive(watchdog, session->step);
     }
@@ -435,18 +435,18 @@ static bool generate_own(
 static void put_report(Message *message, const json_t *report) {
     SCOPED_FREE char *text = report ? json_dumps(report, JSON_COMPACT) : NULL;
     size_t size = text ? strlen(text) : 0;
-    put_number(message, (double)size);
-    for (size_t i = 0; i < size; i++) put_number(message, (unsigned char)text[i]);
+    message_put(message, (double)size);
+    for (size_t i = 0; i < size; i++) message_put(message, (unsigned char)text[i]);
 }
 
 static void put_sample(Message *message, const RolloutSample *sample, int values) {
-    put_number(message, (double)sample->ids.count);
-    put_number(message, (double)sample->turns);
-    put_number(message, sample->cut);
-    put_number(message, sample->reward);
-    for (int i = 0; i < values; i++) put_number(message, sample->values[i]);
-    for (size_t i = 0; i < sample->ids.count; i++) put_number(message, sample->ids.items[i]);
-    for (size_t i = 0; i < sample->ids.count; i++) put_number(message, sample->old[i]);
+    message_put(message, (double)sample->ids.count);
+    message_put(message, (double)sample->turns);
+    message_put(message, sample->cut);
+    message_put(message, sample->reward);
+    for (int i = 0; i < values; i++) message_put(message, sample->values[i]);
+    for (size_t i = 0; i < sample->ids.count; i++) message_put(message, sample->ids.items[i]);
+    for (size_t i = 0; i < sample->ids.count; i++) message_put(message, sample->old[i]);
     put_report(message, sample->report);
 }
 
@@ -540,7 +540,7 @@ static int64_t choose_prompt(const RolloutMaker *maker, uint64_t stream, uint64_
 }
 
 /* Adds a number to the sum and the count of its name. */
-static void add_named(json_t *sums, const char *name, double value) {
+static void add_to_mean(json_t *sums, const char *name, double value) {
     const json_t *before = json_object_get(sums, name);
     double sum = json_number_value(json_array_get(before, 0)) + value, count = json_number_value(json_array_get(before, 1)) + 1;
     json_object_set_new(sums, name, json_pack("[f, f]", sum, count));
@@ -550,8 +550,8 @@ static void add_named(json_t *sums, const char *name, double value) {
 static void add_rewards(const RolloutMaker *maker, json_t *sums, const RolloutSample *sample) {
     const char *name;
     json_t *value;
-    for (int i = 0; (name = rollout_reward_name(maker, i)); i++) add_named(sums, name, sample->values[i]);
-    json_object_foreach(json_object_get(sample->report, "metrics"), name, value) add_named(sums, name, json_number_value(value));
+    for (int i = 0; (name = rollout_reward_name(maker, i)); i++) add_to_mean(sums, name, sample->values[i]);
+    json_object_foreach(json_object_get(sample->report, "metrics"), name, value) add_to_mean(sums, name, json_number_value(value));
 }
 
 static void add_facts(const RolloutMaker *maker, RolloutFacts *facts, const RolloutSample *samples, int64_t groups) {

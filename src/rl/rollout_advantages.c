@@ -128,7 +128,7 @@ static void describe_values(const Config *config, Rollout *rollout) {
 /* ------------------------------------------------------------------------------------------------------------------ */
 
 /* Returns whether all advantages of a sample are finite. */
-static bool is_finite(const RolloutSample *sample) {
+static bool has_finite_advantages(const RolloutSample *sample) {
     for (size_t t = 0; sample->advantages && t < sample->ids.count; t++)
         if (!isfinite(sample->advantages[t])) return false;
     return isfinite(sample->advantage);
@@ -143,7 +143,7 @@ bool rollout_set_advantages(const RolloutOptions *options, Rollout *rollout, Err
     if (kind == ADVANTAGE_OF_VALUES) describe_values(config, rollout);
     if (kind == ADVANTAGE_OF_VALUES && config->rl.whiten) whiten_advantages(config, rollout);
     for (int64_t i = 0; i < rollout->count; i++)
-        if (!is_finite(&rollout->samples[i]))
+        if (!has_finite_advantages(&rollout->samples[i]))
             return error_set(error, ERROR_NUMERICS,
                 "an advantage of a sample with the reward %g is not finite: rewards, or the values of its tokens, are too large; make "
                 "rewards smaller",

@@ -63,7 +63,7 @@ typedef struct Loop {
     Loader *loader;
     RolloutMaker *maker;   /* of reinforcement learning; NULL: other training, like the next fields */
     Rollout rollout;       /* whose samples are being trained */
-    int64_t next_group;    /* of its groups; earlier ones are trained */
+    int64_t next_group;    /* of its groups; the present epoch has trained earlier ones */
     int64_t updates_left;  /* steps that train the rest of it */
     bool first_update;     /* the present step is the first one of its rollout */
     SampleBatch batch;     /* of the present step */

@@ -1,5 +1,5 @@
-/* Steps of reinforcement learning. A rollout gives the samples of rl.updates steps; each step trains
- * its share of the groups, in as many microbatches as they fill. The index of a rollout, and with it
+/* Steps of reinforcement learning. A rollout gives the samples of rl.updates steps, rl.epochs times; each step
+ * trains its share of the groups, in as many microbatches as they fill. The index of a rollout, and with it
  * its prompts and draws, follows from the step, so a run that continues makes the same rollouts.
  * Checkpoints are written between rollouts only. Owns the rollout and the batch of the step. Called by
  * steps. */
@@ -19,11 +19,13 @@ bool loop_open_rewards(Loop *loop, Error *error) {
 
 bool loop_open_rollouts(Loop *loop, Error *error) {
     if (!loop->maker) return true;
-    int64_t updates = loop->settings.rl.updates;
-    if (loop->session.step % updates)
+    int64_t steps = rl_rollout_steps(&loop->settings.rl);
+    if (loop->session.step % steps)
         return error_set(error, ERROR_USAGE,
-            "rl.updates=%lld does not divide step %lld, after which the run continues: set it to what it was, or fork from another step",
-            (long long)updates, (long long)loop->session.step);
+            "rl.updates x rl.epochs = %lld does not divide step %lld, after which the run continues: set them to what they were, or fork "
+            "from "
+            "another step",
+            (long long)steps, (long long)loop->session.step);
     return loop_agree(loop, "rollouts", rollout_maker_start(loop->maker, error), error);
 }
 
@@ -74,12 +76,11 @@ static bool make_rollout(Loop *loop, Error *error) {
     const RlConfig *rl = &loop->config->rl;
     Error unrecorded = {0};
     rollout_free(&loop->rollout);
-    bool made = rollout_make(loop->maker, loop->session.step / rl->updates, loop->watchdog, &loop->rollout, error);
+    bool made = rollout_make(loop->maker, loop->session.step / rl_rollout_steps(rl), loop->watchdog, &loop->rollout, error);
     if (made && loop->rollout.stopped) made = error_set(error, ERROR_DATA, "the rollout was stopped");
     loop->unread = !made && error->code == ERROR_DATA;
     if (!made) return false;
-    loop->updates_left = rl->updates;
-    loop->next_group = 0;
+    loop->updates_left = rl_rollout_steps(rl);
     warn_of_rollout(loop);
     if (loop->metrics && rl->record)
         loop_note_record(loop, rollout_record(loop->maker, &loop->rollout, loop->session.step + 1, &unrecorded), &unrecorded);
@@ -92,13 +93,15 @@ bool loop_take_samples(Loop *loop, Error *error) {
     const PolicyRule *rule = policy_rule(&config->model.policy);
     const SampleTerms terms = {.mean = rule->mean, .limit = rl->tokens, .leave_out_cut = rl->mask_truncated};
     if (!loop->updates_left && !make_rollout(loop, error)) return false;
-    loop->first_update = loop->updates_left == rl->updates;
-    int64_t groups = divide_up(loop->rollout.groups - loop->next_group, loop->updates_left);
+    bool again = loop->updates_left % rl->updates == 0; /* an epoch begins */
+    loop->first_update = loop->updates_left == rl_rollout_steps(rl);
+    if (again) loop->next_group = 0;
+    int64_t groups = divide_up(loop->rollout.groups - loop->next_group, again ? rl->updates : loop->updates_left % rl->updates);
     sample_batch_make(&loop->batch, &loop->session.training, &loop->corpus.prompts, loop->rollout.samples + loop->next_group * rl->samples,
         groups * rl->samples, &terms);
     loop->next_group += groups;
     loop->updates_left--;
-    loop->sample_tokens += loop->batch.all;
+    if (loop->updates_left >= rl_rollout_steps(rl) - rl->updates) loop->sample_tokens += loop->batch.all; /* in the first epoch */
     warn_of_fault(loop, FAULT_UNTRAINED, !loop->batch.trained && rl->mask_truncated,
         "no token was trained: every sample was cut off at rl.tokens=%g, or had no reward, and rl.mask_truncated leaves out what is cut "
         "off",

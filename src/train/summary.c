@@ -183,7 +183,7 @@ static void prompt_lines(const Loop *loop) {
     if (loop->corpus.has_valid) snprintf(valid, sizeof valid, "%s prompts", format_count((int64_t)loop->corpus.valid_prompts.count).text);
     console_print(console, "data     %s prompt%s; validation %s", format_count(prompts).text, plural(prompts), valid);
     console_print(console, "steps    %lld, %lld for each rollout of %lld prompts x %lld samples of up to %lld tokens; loss %s",
-        (long long)config->steps, (long long)rl->updates, (long long)rl->prompts, (long long)rl->samples, (long long)rl->tokens,
+        (long long)config->steps, (long long)rl_rollout_steps(rl), (long long)rl->prompts, (long long)rl->samples, (long long)rl->tokens,
         policy_rule(&config->model.policy)->name);
 }
 

@@ -147,6 +147,25 @@ static void ranks_learn_what_one_process_learns(void **state) {
     }
 }
 
+/* A second epoch trains the same samples: ratios have moved away from 1, and no new rollout is made. */
+static void epochs_train_the_samples_again(void **state) {
+    (void)state;
+    smelt_good(SHORT "run=epochs rl.epochs=2 checkpoint.every=4");
+    smelt_good(SHORT "run=epoch");
+    const char *const again[] = {"epochs/rollouts/1.jsonl", "epochs/rollouts/5.jsonl", "epoch/rollouts/3.jsonl"};
+    for (int i = 0; i < 3; i++) assert_true(file_exists(again[i]));
+    assert_false(file_exists("epochs/rollouts/3.jsonl"));
+    for (int step = 0; step < 2; step++)
+        assert_true(recorded("epochs", "step", step, "grad_norm") == recorded("epoch", "step", step, "grad_norm"));
+    assert_true(recorded("epochs", "step", 2, "tokens") == recorded("epochs", "step", 0, "tokens"));
+    assert_true(recorded("epochs", "step", 2, "policy_kl") > recorded("epochs", "step", 1, "policy_kl"));
+    smelt_kill_at(SHORT "run=broken rl.epochs=2 checkpoint.every=4", "broken/rollouts/5.jsonl");
+    smelt_good(SHORT "run=broken rl.epochs=2 checkpoint.every=4");
+    assert_true(same_checkpoint("broken", "epochs", 8));
+    smelt_says(ERROR_USAGE, "multiples of rl.updates x rl.epochs = 4", SHORT "run=x rl.epochs=2");
+    smelt_says(ERROR_USAGE, "rl.updates x rl.epochs = 6 does not divide step 8", SHORT "run=epoch steps=24 rl.epochs=3 checkpoint.every=6");
+}
+
 /* -- What is said -------------------------------------------------------------------------------------------------- */
 
 static void what_cannot_work_is_refused(void **state) {
@@ -185,6 +204,7 @@ int main(void) {
         cmocka_unit_test(settings_have_an_effect),
         cmocka_unit_test(a_run_continues_with_the_same_bits),
         cmocka_unit_test(ranks_learn_what_one_process_learns),
+        cmocka_unit_test(epochs_train_the_samples_again),
         cmocka_unit_test(what_cannot_work_is_refused),
         cmocka_unit_test(estimates_are_those_of_the_definition),
     };
