@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/memory.h"
+#include "ops/linear/linear.h"
 #include "ops/policy/policy.h"
 #include "support/check.h"
 
@@ -40,9 +41,12 @@ static void build_policy(Check *check, const void *argument) {
     PolicyTensors tensors = {.targets = check_integers(check, 1, &c->rows, make_targets(c)),
         .sequences = check_integers(check, 2, (int64_t[]){sequences, SEQUENCE_BOUNDS}, c->sequences),
         .terms = check_fixed(check, TYPE_WIDE, 2, (int64_t[]){c->rows, POLICY_TERMS}, -1.5, 0.7),
-        .values = c->config.values ? check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, 1}, -1, 0.7) : TENSOR_NONE,
         .loss = check_loss(check, 2),
         .sums = graph_tensor(check->graph, ARENA_METRIC, TYPE_WIDE, 1, &sums, "sums")};
+    if (c->config.values) {
+        TensorId head = check_parameter(check, PARAMETER_VALUE_HEAD, 2, (int64_t[]){1, c->columns}, 0, 0.2);
+        tensors.values = op_linear(check->graph, x, head, TENSOR_NONE, true);
+    }
     op_policy(check->graph, x, w, &tensors, &c->config, c->vocabulary);
 }
 
