@@ -307,7 +307,7 @@ static const Option rows[] = {
         "address of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets the numbers by OTLP/HTTP in JSON; empty: none",
         ONCE),
     REAL_OPTION(metrics.every, "15", 1, 86400, "seconds",
-        "time between two writes of metrics.file and posts to metrics.otlp and to the server of a TrainJob", ONCE),
+        "time between two writes of metrics.file, and between two posts to metrics.otlp and to a TrainJob's server", ONCE),
     REAL_OPTION(metrics.system, "15", 0, 86400, "seconds",
         "time between two samples of the machine of rank 0: processors, memory, disks, networks, GPUs; 0: none", FREE),
     REAL_OPTION(metrics.price, "0", 0, 1e6, "$/h", "price of a device, for the cost on the page of the run; 0: unknown", FREE),
@@ -373,8 +373,7 @@ static const Option rows[] = {
     INT_OPTION(rl.prompts, "8", 1, 1 << 20, "prompts", "prompts of a rollout", CHANGES),
     INT_OPTION(rl.samples, "8", 1, 65536, "samples", "samples of each prompt, which form a group", CHANGES),
     INT_OPTION(rl.updates, "1", 1, 1024, "updates", "optimizer steps that share the samples of a rollout; divides rl.prompts", CHANGES),
-    INT_OPTION(
-        rl.epochs, "1", 1, 1024, "epochs", "times that the samples of a rollout are trained, each time in rl.updates steps", CHANGES),
+    INT_OPTION(rl.epochs, "1", 1, 1024, "epochs", "times that a rollout is trained; each epoch takes rl.updates steps", CHANGES),
     INT_OPTION(rl.tokens, "256", 1, 1 << 24, "tokens", "most tokens of a sample, with what rl.environment appends", CHANGES),
     INT_OPTION(rl.slots, "64", 1, 1024, "sequences", "sequences that a rank generates at once", FREE),
     REAL_OPTION(rl.temperature, "1", 1e-3, 100, "", "divisor of the logits, when samples are drawn and when they are trained", CHANGES),
@@ -402,14 +401,14 @@ static const Option rows[] = {
         "weight of the entropy, estimated by the drawn tokens, that the loss adds to the objective", CHANGES},
     {"rl.penalty", OPTION_REAL, FIELD(model.policy.penalty), "1e-3", 0, 1e6, NULL, "",
         "rl.loss=dppo: weight of the squared logarithm of the ratio", CHANGES},
-    {"rl.vf_coef", OPTION_REAL, FIELD(model.policy.value_coefficient), "0.1", 0, 1e6, NULL, "", "rl.loss=ppo: weight of the loss of values",
+    {"rl.vf_coef", OPTION_REAL, FIELD(model.policy.value_coefficient), "0.1", 0, 1e6, NULL, "", "rl.loss=ppo: weight of the value loss",
         CHANGES},
     {"rl.cliprange_value", OPTION_REAL, FIELD(model.policy.value_clip), "0.2", 0, 1e6, NULL, "",
-        "rl.loss=ppo: how far a value may move in the updates of a rollout; 0: no bound", CHANGES},
+        "rl.loss=ppo: how far a value may move in a rollout's updates; 0: no bound", CHANGES},
     {"rl.gamma", OPTION_REAL, FIELD(rl.gamma), "1", 0, 1, NULL, "", "rl.loss=ppo: discount of rewards per token", CHANGES},
     {"rl.lam", OPTION_REAL, FIELD(rl.lambda), "0.95", 0, 1, NULL, "",
-        "rl.loss=ppo: lambda of the advantages; 1: returns minus values, 0: errors of single tokens", CHANGES},
-    BOOL_OPTION(rl.whiten, "true", "rl.loss=ppo: scale the advantages of a rollout's tokens to mean 0 and deviation 1", CHANGES),
+        "rl.loss=ppo: lambda of GAE; 1: returns minus values, 0: one-step errors", CHANGES},
+    BOOL_OPTION(rl.whiten, "true", "rl.loss=ppo: scale the advantages of a rollout's tokens to mean 0 and standard deviation 1", CHANGES),
     {"rl.value_lr", OPTION_REAL, FIELD(optimizer.value_lr), "0", 0, 10, NULL, "",
         "rl.loss=ppo: peak learning rate of the value head; 0: optimizer.lr", CHANGES},
 
@@ -700,22 +699,22 @@ static bool check_preference(const Config *config, Error *error) {
                "preference.loss does not work with fp8.recipe, because FP8 is too coarse for log-probability differences: remove one");
 }
 
-/* Ranks generate different samples, each at its own pace, with the weights that train. */
+/* Each rank generates its own samples at its own pace, with the weights that are being trained. */
 static bool check_policy_layout(const LayoutConfig *layout, Error *error) {
     const struct {
         const char *setting;
         int64_t value, most;
         const char *why;
     } limits[] = {
-        {"layout.pp", layout->pp, 1, "a token would pass through all stages one after another, and all but one of them would wait"},
-        {"layout.cp", layout->cp, 1, "a rank generates with the caches of whole samples"},
-        {"layout.ep", layout->ep, 1, "ranks that exchange rows of experts would have to draw each token together"},
-        {"layout.zero", layout->zero, 2, "a rank would gather all weights for each token"},
+        {"layout.pp", layout->pp, 1, "each token would pass through all stages in turn, while the other stages wait"},
+        {"layout.cp", layout->cp, 1, "a rank needs the caches of whole samples to generate"},
+        {"layout.ep", layout->ep, 1, "ranks that share experts would have to draw each token together"},
+        {"layout.zero", layout->zero, 2, "a rank would have to gather all weights for each token"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].value > limits[i].most)
             return error_set(error, ERROR_USAGE,
-                "rl.loss does not work with %s=%lld, because %s: set it to %lld; layout.tp divides a model", limits[i].setting,
+                "rl.loss does not work with %s=%lld, because %s: set it to %lld; layout.tp can divide the model", limits[i].setting,
                 (long long)limits[i].value, limits[i].why, (long long)limits[i].most);
     return true;
 }

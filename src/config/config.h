@@ -176,7 +176,7 @@ typedef struct RlConfig {
     const char *reward, *reference, *environment;
     int64_t prompts, samples, updates, epochs, tokens, turns, slots, refill, overlong;
     double temperature, reward_seconds, code_seconds;
-    double gamma, lambda; /* of advantages by values */
+    double gamma, lambda; /* of generalized advantage estimation */
     int64_t reward_copies, reward_in_flight, reward_attempts, code_memory;
     int kl, reward_errors; /* RlKl, RlRewardErrors */
     bool mask_truncated, record, whiten;

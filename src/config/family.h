@@ -78,7 +78,7 @@ static inline bool model_rope_grows(const ModelConfig *model) {
 bool family_check_width(const ModelConfig *model, Error *error);
 /* Checks that the gates of a token sum to 1, as they do in `name`, a family or class. */
 bool family_check_gates(const ModelConfig *model, const char *name, Error *error);
-/* Checks the sizes of layers with the gated delta rule, and that layers with attention have no window. */
+/* Checks the sizes of layers with the gated delta rule, and that model.window is 0. */
 bool family_check_delta(const ModelConfig *model, Error *error);
 /* Checks that there are as many key heads as query heads. */
 bool family_check_key_heads(const ModelConfig *model, Error *error);

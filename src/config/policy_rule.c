@@ -1,7 +1,7 @@
 /* The table of the losses of reinforcement learning. Sources: grpo arXiv 2402.03300, dr_grpo
  * 2503.20783, dapo 2503.14476, gspo 2507.18071, cispo 2506.13585, rloo 2402.14740, reinforce_pp
  * 2501.03262, maxrl 2602.02710, dppo 2602.04879, distill (on-policy distillation) 2306.13649,
- * ppo 1707.06347 with the advantages of 1506.02438. */
+ * ppo 1707.06347 with the advantage estimator of 1506.02438. */
 #include "config/policy_rule.h"
 
 const PolicyRule policy_rules[POLICY_LOSSES] = {

@@ -14,7 +14,7 @@ typedef enum PolicyAdvantage {
     ADVANTAGE_OF_BATCH,  /* (R - mean) / (deviation + 1e-4) over all samples of the rollout */
     ADVANTAGE_OVER_MEAN, /* (R - mean) / mean */
     ADVANTAGE_TEACHER,   /* of each token: its log-probability in the reference minus that when it was drawn */
-    ADVANTAGE_OF_VALUES, /* of each token: generalized advantage estimation over the values of the model's value head */
+    ADVANTAGE_OF_VALUES, /* per token: generalized advantage estimates from the model's value head */
 } PolicyAdvantage;
 /* The divisor of a token's loss: the tokens of its sequence times the sequences; all tokens; the
  * sequences times rl.tokens. */

@@ -1,5 +1,5 @@
-/* Qwen3-Next: the layers of Qwen3.5 (qwen3_5.c), whose delta rule has two matrices in place of four: their rows go key head
- * after key head. Layers with experts alternate with dense ones at even distances, or all have experts. */
+/* Qwen3-Next: the layers of Qwen3.5 (qwen3_5.c), but the delta rule has two input projections instead of four, whose rows are
+ * grouped by key head. All layers have experts, or every Nth layer has experts and the others are dense. */
 #include "formats/hf_class.h"
 #include "model/layer_spec.h"
 
@@ -53,7 +53,7 @@ static const HfClass *const classes[] = {&class, NULL};
 static bool check(const ModelConfig *c, Error *error) {
     if (!c->experts || !c->shared_experts)
         return error_set(error, ERROR_USAGE,
-            "model.experts=%lld, model.shared_experts=%lld: family qwen3_next has experts and a shared one: set both",
+            "model.experts=%lld, model.shared_experts=%lld: family qwen3_next needs routed and shared experts: set both to at least 1",
             (long long)c->experts, (long long)c->shared_experts);
     return family_check_delta(c, error);
 }

@@ -30,7 +30,7 @@ enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, LEAVE_SECONDS = 15, RETEST_
 #define FIELD(name) offsetof(LaunchOptions, name)
 static const Option rows[] = {
     INT_OPTION(ranks, "0", 0, 1024, "ranks",
-        "processes on this node, one per GPU; -n N is the short form; 0: as Kubeflow (PET_NPROC_PER_NODE) or SkyPilot say, else 1"),
+        "processes on this node, one per GPU; -n N is the short form; 0: from PET_NPROC_PER_NODE or SKYPILOT_NUM_GPUS_PER_NODE, else 1"),
     CHOICE_OPTION(output, "first", "first|all", "ranks whose output is shown; for other ranks, only the last lines after a failure"),
     INT_OPTION(restarts, "3", 0, 1e6, "",
         "restarts in a row without progress before giving up; only for train: other commands end at their first failure"),

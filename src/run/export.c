@@ -10,8 +10,8 @@
 #include "base/memory.h"
 #include "base/scope.h"
 
-/* A number, or a list with a number of each GPU, from the newest record of a kind, times `factor`; or, without a field, from the state
- * by `of_state`. */
+/* A metric: a number, or a list with a number per GPU, from the newest record of a kind, times `factor`. If `field` is NULL,
+ * `of_state` computes it from the state. */
 typedef struct ExportName {
     const char *name, *help;
     bool counter, of_rank; /* of_rank: it is rank 0's alone */
@@ -71,10 +71,11 @@ static const ExportName names[] = {
     {"smelt_run_checkpoint_duration_seconds", "Time to write the newest checkpoint.", OF_CHECKPOINT("milliseconds", 1e-3)},
     {"smelt_run_cpu_ratio", "Busy share of the processors of a rank's machine.", OF_MACHINE("cpu_percent", 1e-2)},
     {"smelt_run_machine_memory_bytes", "Memory in use on a rank's machine.", OF_MACHINE("machine_memory_bytes", 1)},
-    {"smelt_run_disk_read_bytes_per_second", "Read from disks.", OF_MACHINE("disk_read_bytes_per_second", 1)},
-    {"smelt_run_disk_written_bytes_per_second", "Written to disks.", OF_MACHINE("disk_written_bytes_per_second", 1)},
-    {"smelt_run_network_received_bytes_per_second", "Received from networks.", OF_MACHINE("network_received_bytes_per_second", 1)},
-    {"smelt_run_network_sent_bytes_per_second", "Sent to networks.", OF_MACHINE("network_sent_bytes_per_second", 1)},
+    {"smelt_run_disk_read_bytes_per_second", "Bytes read from disks per second.", OF_MACHINE("disk_read_bytes_per_second", 1)},
+    {"smelt_run_disk_written_bytes_per_second", "Bytes written to disks per second.", OF_MACHINE("disk_written_bytes_per_second", 1)},
+    {"smelt_run_network_received_bytes_per_second", "Bytes received from networks per second.",
+        OF_MACHINE("network_received_bytes_per_second", 1)},
+    {"smelt_run_network_sent_bytes_per_second", "Bytes sent to networks per second.", OF_MACHINE("network_sent_bytes_per_second", 1)},
     {"smelt_run_gpu_ratio", "Share of the time in which a GPU ran kernels.", OF_MACHINE("gpu_percent", 1e-2)},
     {"smelt_run_gpu_memory_bytes", "Memory in use on a GPU.", OF_MACHINE("gpu_memory_bytes", 1)},
     {"smelt_run_gpu_power_watts", "Power of a GPU.", OF_MACHINE("gpu_watts", 1)},
@@ -87,14 +88,14 @@ static const json_t *field_of(const ExportName *name, const RunState *state) {
     return name->of_state ? NULL : json_object_get(state->records[name->record], name->field);
 }
 
-/* Returns the number of a GPU if the field is a list; `gpu` is otherwise 0. */
+/* Returns the number of GPU `gpu` if the field is a list. Otherwise `gpu` must be 0. */
 static double value_of(const ExportName *name, const RunState *state, size_t gpu) {
     const json_t *field = field_of(name, state);
     if (name->of_state) return name->of_state(state);
     return name->factor * as_number(json_is_array(field) ? json_array_get(field, gpu) : field);
 }
 
-/* Returns the GPUs of a list; 0: the field is no list, and has one number. */
+/* Returns the number of GPUs in a list. Returns 0 if the field is not a list but a single number. */
 static size_t gpus_of(const ExportName *name, const RunState *state) {
     const json_t *field = field_of(name, state);
     return json_is_array(field) ? json_array_size(field) : 0;
@@ -172,7 +173,7 @@ static json_t *attribute(const char *key, const char *value) {
     return json_pack("{s:s, s:{s:s}}", "key", key, "value", "stringValue", value);
 }
 
-/* A metric with a point for each number, or NULL without one. Times are strings of nanoseconds. */
+/* Returns a metric with a point per number, or NULL if there is no number. Times are strings of nanoseconds. */
 static json_t *otlp_metric(const ExportName *name, const RunState *state, double now) {
     char nanoseconds[32], index[24];
     const size_t gpus = gpus_of(name, state);

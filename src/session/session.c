@@ -45,7 +45,7 @@ static Fp8Weights fp8_weights(const Session *session) {
     return fp8->keep_weights && again ? FP8_WEIGHTS_KEPT : FP8_WEIGHTS_CAST;
 }
 
-/* `base`: without what adapters add, and without a value head. */
+/* `base`: without adapters and without a value head. */
 static Model build_model(const Session *session, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length, bool base) {
     const Config *config = session->config;
     ModelConfig model = config->model;
@@ -244,7 +244,7 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     print_budget_row(file, "optimizer scratch", budget->scratch, budget->total, "");
     print_budget_row(file, "evaluation", budget->evaluation, budget->total, "beyond the activations");
     log_format_bytes((double)budget->generation_most, text);
-    snprintf(floor, sizeof floor, "caches of one sequence; %s with those of all rl.slots", text);
+    snprintf(floor, sizeof floor, "caches of one sequence; %s with caches of all rl.slots", text);
     if (budget->generation) print_budget_row(file, "generation", budget->generation, budget->total, floor);
     print_budget_row(file, "inputs and constants", budget->other, budget->total, "");
     log_format_bytes((double)budget->copy, text);
