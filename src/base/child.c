@@ -77,5 +77,5 @@ pid_t child_start(const ChildOptions *options) {
     return child;
 }
 
-/* By its number: glibc has a function only since 2.36, and a program that takes it does not start with an older one. */
+/* Called by number: glibc has pidfd_open only since 2.36, and a program that links to it does not start with an older glibc. */
 int child_open_end(pid_t id) { return (int)syscall(SYS_pidfd_open, id, 0); }

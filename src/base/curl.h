@@ -30,11 +30,11 @@ typedef struct CurlApi { CURL_API(LIBRARY_TYPED_FIELD) } CurlApi;
 bool curl_open(CurlApi *curl, const char *user, Error *error);
 typedef struct CurlPost {
     const char *url, *body;  /* JSON */
-    const char *authorities; /* file with the certificates that the server's must come from; NULL: the system's */
+    const char *authorities; /* file with the certificate authorities to trust; NULL: the system's */
     const char *token;       /* bearer token; NULL: none */
     int seconds;             /* for the whole request */
 } CurlPost;
 
-/* Posts a JSON text and drops the answer. Returns false with ERROR_COMMUNICATION without an answer in time, or for a
- * status of 400 or more. */
+/* Posts a JSON text and drops the answer. Returns false with ERROR_COMMUNICATION if no answer arrives in time, or if the
+ * status is 400 or more. */
 bool curl_post_json(const CurlApi *curl, const CurlPost *post, Error *error);

@@ -118,9 +118,9 @@ typedef struct EngineOwner {
 /* Creates an engine like engine_create that has no weights of its own. */
 Engine *engine_create_beside(
     const ModelConfig *config, Precision precision, const EngineOwner *owner, Device *device, EngineSizes sizes, Error *error);
-/* The bytes that such an engine needs with caches for one sequence of the context, and for all slots. */
+/* Bytes that an engine needs with caches for one sequence of the context, and for all slots. */
 typedef struct EngineNeeds { int64_t least, most; } EngineNeeds;
-/* Plans the engine; allocates nothing. The owner's program is planned, and need not have started. */
+/* Plans the engine; allocates nothing. The owner's program must be planned, but need not have started. */
 bool engine_plan_beside(
     const ModelConfig *config, const EngineOwner *owner, EnginePlace place, EngineSizes sizes, EngineNeeds *needs, Error *error);
 void engine_free(Engine *engine); /* NULL is allowed */

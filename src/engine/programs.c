@@ -112,7 +112,7 @@ static bool least_available(const EnginePrograms *e, int64_t *bytes, Error *erro
     return !e->mesh || comm_host_all_reduce(mesh_group(e->mesh, AXES_TENSOR), "memory of generation", bytes, 1, COMM_I64, COMM_MIN, error);
 }
 
-/* Plans all programs with as many cache rows as are of use. */
+/* Plans all programs with the most cache rows that the slots can use. */
 static bool plan_useful_rows(EnginePrograms *e, EngineNeeds *needs, Error *error) {
     const int64_t context = e->config->context, most = e->sizes.slots * context;
     e->sizes.cache_rows = e->sizes.cache_rows ? int_min(e->sizes.cache_rows, most) : most;

@@ -71,8 +71,9 @@ void hf_read_fields(HfFieldReader *r, const HfTables *tables);
 void hf_refuse(HfFieldReader *r, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void hf_warn(HfFieldReader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Fields of classes with the gated delta rule (hf_delta.c), and of those among them with experts;
- * these need the number of layers and the experts per token. Writes both. */
+/* Fields of classes with the gated delta rule, and further fields of such classes with experts
+ * (hf_delta.c). The latter need the number of layers and the experts per token. hf_put_delta
+ * writes both. */
 extern const HfField hf_delta_fields[], hf_delta_expert_fields[];
 void hf_put_delta(json_t *object, const ModelConfig *config);
 
@@ -118,9 +119,9 @@ void hf_read_layer_ropes(HfFieldReader *r, const HfLayerThetas *thetas);
 void hf_read_router_loss(HfFieldReader *r, const char *name, const json_t *value, double fallback);
 /* Reads the number of layers before the first one with experts. */
 void hf_read_dense_layers(HfFieldReader *r, const char *name, int64_t fallback);
-/* Reads which layers have experts, from mlp_only_layers and decoder_sparse_step. The first two of
- * them give the period; a single one has that of decoder_sparse_step, or a period beyond the last
- * layer. */
+/* Reads which layers have experts, from mlp_only_layers and decoder_sparse_step. The first two
+ * such layers give the period. If only one layer has experts, the period is decoder_sparse_step,
+ * or ends beyond the last layer. */
 void hf_read_sparse_layers(HfFieldReader *r, const char *name, const json_t *value);
 void hf_read_rope(HfFieldReader *r, const char *name, const json_t *value);
 /* The same for a class that rotates a part of each head, `fraction` by default. */

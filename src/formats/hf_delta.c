@@ -31,7 +31,7 @@ static void read_delta_layers(HfFieldReader *r, const char *name, const json_t *
             hf_refuse(r, name, "has \"%s\" in layers other than every Nth, which is not supported", attention_name);
 }
 
-/* The width of the shared expert is a multiple of that of a routed one. */
+/* The width of the shared expert is a multiple of a routed expert's width. */
 static void read_shared_width(HfFieldReader *r, const char *name, const json_t *value) {
     ModelConfig *c = r->model;
     (void)value;
@@ -55,7 +55,7 @@ const HfField hf_delta_fields[] = {
     INTEGER("linear_conv_kernel_dim", delta_taps, "4"),
     READ("layer_types", read_delta_layers), /* reads the next field too */
     NO_EFFECT("full_attention_interval"),
-    NO_EFFECT("attn_output_gate"), /* other programs read it; this and the next fields are in published folders */
+    NO_EFFECT("attn_output_gate"), /* other programs read this field; published folders contain it and the next fields */
     NO_EFFECT("mamba_ssm_dtype"),
     NO_EFFECT("mtp_num_hidden_layers"),
     NO_EFFECT("mtp_use_dedicated_embeddings"),

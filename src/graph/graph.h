@@ -111,7 +111,7 @@ typedef enum ParameterKind {
     PARAMETER_CONVOLUTION,  /* AdamW with weight decay */
     PARAMETER_NORM,         /* gains, residual scales, temperatures: AdamW */
     PARAMETER_BIAS,         /* AdamW */
-    PARAMETER_VALUE_HEAD,   /* of reinforcement learning, not a part of the model: AdamW with weight decay, and perhaps its own rate */
+    PARAMETER_VALUE_HEAD,   /* of PPO, not exported with the model: AdamW with weight decay, at rl.value_lr if it is set */
     PARAMETER_BALANCE_BIAS, /* load-balancing biases: AdamW with its own settings; their gradient is load - 1/E */
     PARAMETER_KIND_COUNT
 } ParameterKind;

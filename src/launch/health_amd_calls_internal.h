@@ -17,7 +17,7 @@ typedef struct ErrorCount { uint64_t corrected, uncorrected, more[14]; } ErrorCo
     CALL(xgmi, rsmi_dev_xgmi_error_status, (uint32_t gpu, int *status))                                      \
     CALL(metrics, rsmi_dev_gpu_metrics_info_get, (uint32_t gpu, void *metrics))
 
-/* Power in microwatts; the energy is the counter times microjoules. */
+/* Power is in microwatts. The energy is the counter times the microjoules of a unit. */
 #define AMD_SENSORS(CALL)                                                                                    \
     CALL(initialize, rsmi_init, (uint64_t flags))                                                            \
     CALL(shut_down, rsmi_shut_down, (void))                                                                  \
@@ -28,11 +28,11 @@ typedef struct ErrorCount { uint64_t corrected, uncorrected, more[14]; } ErrorCo
     CALL(temperature, rsmi_dev_temp_metric_get, (uint32_t gpu, uint32_t sensor, int metric, int64_t *value)) \
     CALL(energy, rsmi_dev_energy_count_get, (uint32_t gpu, uint64_t *counter, float *microjoules, uint64_t *time))
 
-/* Since ROCm 6, and on GPUs that report no mean. */
+/* Exists since ROCm 6; needed for GPUs that do not report mean power. */
 #define AMD_POWER_NOW "rsmi_dev_power_get"
 typedef int AmdPowerNow(uint32_t gpu, uint64_t *microwatts, int *kind);
 
-/* Opens the library below `root` ("": the system's own); NULL: there is none. In health_amd.c. */
+/* Opens the library below `root` ("": the system's own). Returns NULL if it is not installed. In health_amd.c. */
 void *rocm_smi_open(const char *root);
 
 /* (our name, number, its name in rocm_smi.h) */

@@ -1,4 +1,4 @@
-/* Reads the variables that torchrun's users, Kubeflow, JobSet, SkyPilot and Slurm set for each node. Owns nothing. Called by
+/* Reads the variables that users, torchrun, Kubeflow, JobSet, SkyPilot and Slurm set for each node. Owns nothing. Called by
  * supervisor.c. */
 #include <glob.h>
 #include <stdio.h>
@@ -10,11 +10,11 @@
 
 enum { MOST_NODES = 1 << 16, MOST_RANKS = 1024 };
 
-/* The names of one value, of which the first that is set counts: people's own, Kubeflow Trainer's (PET_), SkyPilot's, Slurm's. Pods of an
- * indexed Job, which JobSet makes, have their index. */
+/* Each list has the variables of one value, and the first variable that is set counts: the user's own, Kubeflow Trainer's (PET_),
+ * SkyPilot's, Slurm's. Kubernetes sets JOB_COMPLETION_INDEX in pods of an indexed Job, such as JobSet's. */
 static const char *const node_counts[] = {"NNODES", "PET_NNODES", "SKYPILOT_NUM_NODES", "SLURM_STEP_NUM_NODES", NULL},
                          *const node_numbers[] = {"NODE_RANK", "GROUP_RANK", "PET_NODE_RANK", "SKYPILOT_NODE_RANK", "SLURM_NODEID", NULL},
-                         *const of_pods[] = {"JOB_COMPLETION_INDEX", NULL}, /* tells a node only if others tell how many there are */
+                         *const of_pods[] = {"JOB_COMPLETION_INDEX", NULL}, /* counts only if another variable gives the number of nodes */
                              *const ports[] = {"MASTER_PORT", "PET_MASTER_PORT", NULL},
                          *const addresses[] = {"MASTER_ADDR", "PET_MASTER_ADDR", NULL},
                          *const rank_counts[] = {"PET_NPROC_PER_NODE", "SKYPILOT_NUM_GPUS_PER_NODE", NULL};
@@ -25,7 +25,7 @@ static const char *first_set(const char *const *names) {
     return *names;
 }
 
-/* Reads the first of these variables that is set; without one, *value stays. */
+/* Reads the first of these variables that is set. If none is set, *value does not change. */
 static bool read_first(const char *const *names, long least, long most, int *value, Error *error) {
     const char *name = first_set(names);
     return !name || comm_read_number(name, least, most, value, error);
@@ -56,7 +56,7 @@ bool node_find(NodePlace *place, Error *error) {
            find_address(place, error);
 }
 
-/* A container has the device files of its own GPUs alone. */
+/* A container has only the device files of its own GPUs. */
 static int count_gpus(void) {
     static const char *const patterns[] = {"/dev/nvidia[0-9]*", "/dev/dri/renderD*"};
     int count = 0;
@@ -71,7 +71,7 @@ static int count_gpus(void) {
 
 int node_ranks(Error *error) {
     const char *name = first_set(rank_counts);
-    int ranks = 0; /* SkyPilot says 0 where there are no GPUs */
+    int ranks = 0; /* SkyPilot sets 0 on a node without GPUs */
     if (name && !strcmp(getenv(name), "auto")) ranks = count_gpus();
     else if (name && !comm_read_number(name, 0, MOST_RANKS, &ranks, error)) return 0;
     return ranks > 1 ? ranks : 1;

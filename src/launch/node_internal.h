@@ -10,10 +10,10 @@ enum { NODE_PORT = 29500 /* unless a variable names another one */ };
 typedef struct NodePlace {
     int nodes, node;   /* 1 and 0 if no variable is set */
     char address[256]; /* host of node 0 */
-    int port;          /* at which the supervisors meet */
+    int port;          /* of the supervisors' rendezvous */
 } NodePlace;
 
-/* ERROR_USAGE names a variable with a value that is not allowed, or the missing address. */
+/* Returns false with ERROR_USAGE if a variable has a value that is not allowed, or if the address is missing. */
 bool node_find(NodePlace *place, Error *error);
-/* Returns the ranks of this node that the variables ask for, or 1. 0: ERROR_USAGE. */
+/* Returns the number of ranks that the variables give this node, or 1 if none does. Returns 0 with ERROR_USAGE. */
 int node_ranks(Error *error);

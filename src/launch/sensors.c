@@ -58,7 +58,7 @@ static double memory_in_use(const Sensors *sensors) {
     return 1024 * (strtod(strchr(total, ':') + 1, NULL) - strtod(strchr(available, ':') + 1, NULL));
 }
 
-/* Whole disks alone: partitions, and devices made of other devices, would count twice. */
+/* Counts whole disks only: partitions, and devices that consist of other devices, would count twice. */
 static bool is_disk(const Sensors *sensors, const char *name) {
     static const char *const made[] = {"loop", "ram", "zram", "dm-", "md", "sr", "fd"};
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
@@ -92,7 +92,7 @@ static double sum_of_files(const Sensors *sensors, const char *pattern) {
     return sum;
 }
 
-/* Networks of InfiniBand and RoCE do not count in /proc/net/dev what bypasses the kernel. */
+/* /proc/net/dev does not count InfiniBand and RoCE traffic that bypasses the kernel. */
 static void count_networks(const Sensors *sensors, MachineCounters *counters) {
     SCOPED_FREE char *text = read_proc(sensors, "/proc/net/dev");
     if (*text) counters->received_bytes = counters->sent_bytes = 0;
@@ -115,7 +115,7 @@ static MachineCounters count_all(const Sensors *sensors) {
     return counters;
 }
 
-/* A counter that was set back is unknown once. */
+/* If a counter was reset, its rate is unknown for one reading. */
 static double rate(double now, double before, double seconds) { return now >= before && seconds > 0 ? (now - before) / seconds : NAN; }
 
 Sensors *sensors_open(const char *root) {

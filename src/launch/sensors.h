@@ -1,6 +1,6 @@
-/* What the machine of a rank is doing: processors, memory, disks, networks and GPUs. GPUs are read by the vendors' management
- * libraries, which are opened at run time: all that CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES leave, those of
- * other runs too; a container shows its own. A reading takes up to some milliseconds per GPU, so a thread of its own reads. */
+/* Load of a rank's machine: processors, memory, disks, networks and GPUs. The vendors' management libraries, opened at run time,
+ * read all GPUs that CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES allow, also GPUs of other runs. A
+ * container shows its own GPUs. A reading takes up to some milliseconds per GPU, so the sampler reads in a thread of its own. */
 #pragma once
 
 #include <stdint.h>
@@ -9,7 +9,7 @@ enum { SENSOR_GPUS = 64 };
 
 /* NaN: unknown. */
 typedef struct GpuReading {
-    double percent; /* of the time in which kernels ran */
+    double percent; /* share of the time with running kernels */
     double memory_bytes, watts, celsius;
 } GpuReading;
 
@@ -25,7 +25,7 @@ typedef struct SensorReading {
 
 typedef struct Sensors Sensors;
 
-/* Looks below `root` ("": this machine; tests pass a folder, with libraries in it). Never NULL. */
+/* Reads the files and opens the libraries below `root` ("": this machine; tests pass a folder). Never NULL. */
 Sensors *sensors_open(const char *root);
 void sensors_read(Sensors *sensors, SensorReading *reading);
 void sensors_close(Sensors *sensors); /* NULL is fine */

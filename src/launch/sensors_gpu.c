@@ -28,7 +28,7 @@ typedef struct NvmlMemory { unsigned long long total, unused, used; } NvmlMemory
     CALL(temperature, nvmlDeviceGetTemperature, (void *device, int sensor, unsigned *celsius))
 enum { NVML_SENSOR_GPU = 0 };
 
-/* A GPU that is read: its number in its library. */
+/* A GPU that is read, by its number in the vendor's library. */
 typedef struct SensedGpu {
     bool amd;
     unsigned number;
@@ -39,13 +39,13 @@ struct GpuSensors {
     void *nvml_library, *amd_library;
     struct { NVML_SENSORS(LIBRARY_FIELD) } nvml;
     struct { AMD_SENSORS(LIBRARY_FIELD) } amd;
-    AmdPowerNow *amd_power; /* NULL: a library before ROCm 6 */
+    AmdPowerNow *amd_power; /* NULL: the library is older than ROCm 6 */
     bool nvml_runs, amd_runs;
     int count;
     SensedGpu gpus[SENSOR_GPUS];
 };
 
-/* Returns whether a variable such as CUDA_VISIBLE_DEVICES has the number, or is no list of numbers. */
+/* Returns whether a variable such as CUDA_VISIBLE_DEVICES lists the number, or is not a list of numbers. */
 static bool variable_allows(const char *variable, unsigned number) {
     const char *list = getenv(variable);
     if (!list || !*list || list[strspn(list, "0123456789,")]) return true;
@@ -92,7 +92,7 @@ static double read_nvidia(const GpuSensors *sensors, unsigned index, GpuReading 
 static void open_amd_sensors(GpuSensors *sensors, const char *root) {
     static const char *const names[] = {AMD_SENSORS(LIBRARY_NAME)};
     SCOPED_FREE char *driver = memory_format("%s/sys/module/amdgpu/", root);
-    if (!file_exists(driver)) return; /* without a driver the library only prints complaints */
+    if (!file_exists(driver)) return; /* without a driver the library prints errors */
     sensors->amd_library = rocm_smi_open(root);
     uint32_t count = 0;
     sensors->amd_runs =
@@ -120,7 +120,7 @@ static double read_amd(const GpuSensors *sensors, uint32_t index, GpuReading *gp
 
 /* -- Both ---------------------------------------------------------------------------------------------------------- */
 
-/* Adds the joules of a GPU since the previous reading: by its counter, or else by its power now. */
+/* Adds the joules of a GPU since the previous reading, from its counter, or else from its present power. */
 static void add_joules(SensedGpu *gpu, double watts, double energy, double seconds, SensorReading *reading) {
     double joules = energy - gpu->energy;
     gpu->energy = energy;
@@ -144,7 +144,7 @@ GpuSensors *gpu_sensors_open(const char *root) {
     *sensors = (GpuSensors){0};
     open_nvidia_sensors(sensors, root);
     open_amd_sensors(sensors, root);
-    SensorReading first = {0}; /* sets the counters */
+    SensorReading first = {0}; /* starts the counters */
     gpu_sensors_read(sensors, 0, &first);
     return sensors;
 }

@@ -184,7 +184,7 @@ TensorId builder_head(Builder *b, const char *name, TensorId embedding) {
     return embedding ? embedding : declare_table(b, name, true);
 }
 
-/* Values begin at 0, so that the first advantages are returns. */
+/* Values begin at 0, so the first advantages are the returns. */
 TensorId builder_value_head(Builder *b, TensorId x) {
     const int64_t shape[] = {1, graph_columns(b->graph, x)};
     bool frozen = b->graph->frozen;

@@ -124,8 +124,8 @@ TensorId builder_embed(Builder *builder, const Lookup *lookup);
 /* Returns the head [V, D]: the embedding `name` if the model is tied, otherwise lm_head.weight;
  * TENSOR_NONE on stages without the head. */
 TensorId builder_head(Builder *builder, const char *name, TensorId embedding);
-/* Returns the values of all rows, WIDE [R, 1], by a value head over the rank's rows of x. Declare it last:
- * programs without it have the same parameters before it. It is trained beside adapters too. */
+/* Returns the values of all rows, WIDE [R, 1], by a value head over the rank's rows of x. Declare it last, so that
+ * parameters have the same indices in programs without it. Adapters do not freeze it. */
 TensorId builder_value_head(Builder *builder, TensorId x);
 /* Return the rows of the table that lora.tokens trains, or TENSOR_NONE; and this rank's part of
  * their runs, counted from its first row. */

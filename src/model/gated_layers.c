@@ -1,6 +1,5 @@
-/* Layers of Qwen3-Next and Qwen3.5: attention whose output a gate multiplies, and the gated delta rule (arXiv 2412.06464)
- * behind a short convolution, whose normalized output another gate multiplies. Each is AttentionLayer.build of a family;
- * owns nothing. */
+/* Layers of Qwen3-Next and Qwen3.5: attention with a gate on its output; and a short convolution, then the gated delta rule
+ * (arXiv 2412.06464), then a norm and a gate. Families use them as AttentionLayer.build. Owns nothing. */
 #include "model/layer_spec.h"
 #include "ops/convolution/convolution.h"
 #include "ops/delta/delta.h"
@@ -11,7 +10,7 @@
 
 /* -- Attention ----------------------------------------------------------------------------------------------------- */
 
-/* Queries and gates are the output of one layer, head after head. */
+/* One linear layer computes queries and gates; its output has a query and a gate per head. */
 static TensorId gated_attention(Builder *b, TensorId x, const AttentionLayer *layer) {
     const ModelConfig *c = b->config;
     Heads heads = builder_heads(b);
@@ -59,11 +58,11 @@ static TensorId declare_per_head(Builder *b, const char *name, double value, dou
     return vector;
 }
 
-/* transformers draws decay rates from 0 to 16; their logarithms have this mean, and a deviation of 1. */
+/* transformers draws decay rates uniformly from 0 to 16. Their logarithms have this mean and a standard deviation of 1. */
 static const double log_rate = 1.7725887222397812; /* ln 16 - 1 */
 
-/* What the layer computes from its input: queries, keys and values before the convolution; the gate of the output; the
- * gates of the rule (DELTA_GATES). */
+/* The projections of the layer's input: queries, keys and values before the convolution; the output gate; the gates of the rule
+ * (DELTA_GATES). */
 typedef struct DeltaProjections { TensorId qkv, output_gate, gates; } DeltaProjections;
 
 static DeltaProjections project_separately(Builder *b, TensorId x, const AttentionLayer *layer, const Cut *cut) {
@@ -79,8 +78,8 @@ static DeltaProjections project_separately(Builder *b, TensorId x, const Attenti
     return (DeltaProjections){.qkv = qkv, .output_gate = parts[0], .gates = parts[1]};
 }
 
-/* Rows of the two matrices go key head after key head: its query, its key, the values and output gates of its value heads; and
- * both gates of the rule for its value heads. */
+/* The rows of both matrices are grouped by key head. The first matrix has the head's query, its key, and the values and output
+ * gates of its value heads. The second has both gates of the rule for these value heads. */
 static DeltaProjections project_heads(Builder *b, TensorId x, const AttentionLayer *layer) {
     const ModelConfig *c = b->config;
     int64_t heads = c->delta_key_heads, group = c->delta_heads / heads, values = group * c->delta_value_dim;

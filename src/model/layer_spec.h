@@ -79,11 +79,11 @@ extern const MlpLayer qwen_experts;
 /* Returns layer `index` with Llama's names, RoPE, window, biases of queries, keys and values, and
  * norms of query and key heads, as the settings have them. */
 LayerSpec builder_llama_layer(Builder *builder, int index);
-/* Returns layer `index` of Qwen3.5 (gated_layers.c), with Llama's MLP: attention whose output a gate
- * multiplies in every model.attention_period-th layer, else the gated delta rule. `queries` names
- * the layer of its queries, keys and values; other layers compute its gates. A family that sets
- * `keys` has all of them in two matrices, which key heads share one after another, as in Qwen3-Next:
- * `queries` has queries, keys, values and gates of the output, `keys` the gates of the rule. */
+/* Returns layer `index` of Qwen3.5 (gated_layers.c), with Llama's MLP: gated attention in every
+ * model.attention_period-th layer, else the gated delta rule. `queries` names the linear layer that
+ * computes queries, keys and values of the rule; other linear layers compute its gates. If a family
+ * sets `keys`, two matrices grouped by key head compute them, as in Qwen3-Next: `queries` computes
+ * queries, keys, values and output gates, and `keys` the gates of the rule. */
 LayerSpec builder_delta_layer(Builder *builder, int index);
 /* Appends a decoder with Llama's names outside layers. */
 Trunk builder_llama_decoder(Builder *builder, LayerSpec (*layer)(Builder *builder, int index));

@@ -128,9 +128,9 @@ INLINE ChunkUpdate update_of(const Chunk GLOBAL *chunk, const OptimArenas *arena
     };
 }
 
-/* Returns `unit` parameters p after AdamW's update with gradients g; updates both moments. Root and
- * reciprocal are the hardware's, within 2 units in the last place: exactly rounded ones take as long
- * as the memory. */
+/* Returns `unit` parameters p after AdamW's update with gradients g; updates both moments. Uses the
+ * hardware's square root and reciprocal, within 2 units in the last place, because exactly rounded
+ * ones take as long as the memory accesses. */
 INLINE f32x4 adamw_step(const ChunkUpdate *u, f32x4 p, f32x4 g, f32x4 *m, f32x4 *v, int unit) {
     *m += (g - *m) * u->one_minus_beta1;
     *v = *v * u->beta2 + g * g * u->one_minus_beta2;

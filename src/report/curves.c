@@ -354,7 +354,7 @@ static void reward_sections(const Page *page) {
     fputs("</div>\n", page->out);
 }
 
-/* Each of these is shown if a run has samples of its machine. */
+/* The page shows each of these charts if the run has samples of its machine. */
 static void machine_sections(const Page *page) {
     static const Curve curves[] = {
         {SERIES_GPU, "GPUs", "percent of the time with kernels, mean of the GPUs", 0, true, false, false},

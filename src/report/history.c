@@ -223,7 +223,7 @@ static GpuTotals gpu_totals(const json_t *record, const char *name) {
     return totals;
 }
 
-/* A sample holds for the steps after it, until the next one. */
+/* A sample applies to the steps after it, until the next sample. */
 static bool add_machine(History *history, const json_t *record) {
     const double gib = 1 << 30, megabyte = 1e6, joules = number(record, "joules");
     const json_t *gpus = json_object_get(record, "gpu_percent");

@@ -82,7 +82,7 @@ typedef struct Notice {
     char text[240];
 } Notice;
 
-/* Norms of tensors at the newest step that has them (NormHistogram in run/metrics.h): bin i is from 2^(first + i) on. */
+/* Norms of tensors at the newest step that has them (NormHistogram in run/metrics.h): bin i begins at 2^(first + i). */
 typedef struct NormBins {
     int64_t step; /* 0: none */
     int first, count;

@@ -50,8 +50,8 @@ static void print_column(const RunPoints *points, PointValue *value, StepField s
     putc(']', points->out);
 }
 
-/* Prints "loss":[means, lows, highs]; without lows and highs if each point is a single step, and of the learning rate, whose range is narrow, and of the machine, which a
- * page of several runs leaves out. */
+/* Prints "loss":[means, lows, highs]. Leaves out lows and highs if each point is a single step, for the learning rate (its range is
+ * narrow), and for the machine. A page of several runs has no series of machines. */
 static void print_series(const RunPoints *points, bool ranges, bool several) {
     const char *comma = "";
     for (StepField series = 0; series < (several ? SERIES_MACHINE : SERIES_COUNT); series++) {

@@ -113,7 +113,7 @@ static void time_item(const Page *page) {
     number_item(page, "Time", seconds > 0 ? value : NULL, "in training steps%s%s", of_ranks, to_end);
 }
 
-/* The energy of GPUs that other runs use too is not this run's alone. */
+/* Other runs may use some of the sampled GPUs, so energy per token is shown only with one rank per GPU. */
 static void energy_item(const Page *page) {
     const double joules = page->views->history->joules, tokens = page->views->history->tokens, kilowatt_hour = 3.6e6;
     const int64_t gpus = page->views->history->sampled_gpus, ranks = ranks_of(page->views);

@@ -18,7 +18,7 @@ typedef enum StepField {
     SERIES_LENGTH,
     SERIES_ENTROPY,
     SERIES_MISMATCH,
-    /* Of the machine of rank 0; records of samples have them, not those of steps. */
+    /* Of the machine of rank 0: from records of the kind "system", not "step". */
     SERIES_CPU,
     SERIES_MACHINE_MEMORY,
     SERIES_DISK,
@@ -27,7 +27,7 @@ typedef enum StepField {
     SERIES_WATTS,
     SERIES_CELSIUS,
     SERIES_COUNT,
-    SERIES_MACHINE = SERIES_CPU, /* the first of them */
+    SERIES_MACHINE = SERIES_CPU, /* the first series of the machine */
     STEP_NUMBER = SERIES_COUNT,
     STEP_MILLISECONDS,
     STEP_TOKENS_SEEN,

@@ -135,7 +135,7 @@ typedef struct Generating {
     int64_t submitted, asked;   /* samples without a result of the rewards; of the environment */
 } Generating;
 
-/* What one rank tells others, in numbers, which doubles hold exactly. */
+/* A message between ranks, as numbers that doubles hold exactly. */
 typedef struct Message {
     double *items;
     size_t count;
@@ -204,7 +204,7 @@ static void submit_turn(const Generating *generating, RewardSet *program, const 
     generated_text_free(&asked);
 }
 
-/* One of the ranks that divide the model asks the programs about the samples, which all of them have. */
+/* All ranks that divide the model have the same samples. One of them calls the programs. */
 static bool is_judge(const RolloutMaker *maker) { return mesh_index(maker->options.session->mesh, AXES_TENSOR) == 0; }
 
 static void judge_sample(Generating *generating, const RolloutSample *sample) {
@@ -250,7 +250,7 @@ static void end_drawn(void *context, int index, EngineEnd end) {
 
 /* -- Environment --------------------------------------------------------------------------------------------------- */
 
-/* Keeps what programs reported of a sample, besides its reward. */
+/* Keeps the metrics and the note that programs reported for a sample. */
 static void take_report(RolloutSample *sample, const RewardResult *result) {
     if (!result->metrics && !result->note) return;
     if (!sample->report) sample->report = json_pack("{s:{}}", "metrics");
@@ -258,7 +258,7 @@ static void take_report(RolloutSample *sample, const RewardResult *result) {
     if (result->note) json_object_set_new(sample->report, "note", json_string(result->note));
 }
 
-/* What the environment said of a sample, in numbers: the sample, whether it has no reward, the reward, the
+/* The environment's answer for a sample, as numbers: the sample, whether it has no reward, the reward, the
  * count of appended tokens (-1: the sample ends), and the tokens. */
 enum { ANSWER_SAMPLE, ANSWER_FAILED, ANSWER_REWARD, ANSWER_COUNT, ANSWER_TOKENS };
 
@@ -270,7 +270,7 @@ static void put_answer(Message *message, int64_t id, bool failed, double reward,
     for (size_t i = 0; ids && i < ids->count; i++) message_put(message, ids->items[i]);
 }
 
-/* Takes an answer of the environment into the message. */
+/* Adds an answer of the environment to the message. */
 static bool take_environment_answer(const Generating *generating, Message *message, Error *error) {
     RolloutMaker *maker = generating->maker;
     SCOPED(reward_result_free) RewardResult result = {0};
@@ -287,8 +287,8 @@ static bool take_environment_answer(const Generating *generating, Message *messa
     return encoded || rewards_exclude(environment_program(maker->environment), result.id, reason.message, error);
 }
 
-/* Appends to a sample, which goes on, or ends it. If there is no room, the environment is asked again, for a
- * reward. Returns the next answer. */
+/* Appends an answer to a sample and continues it, or ends the sample. If there is no room, asks the environment again, for
+ * a reward. Returns the next answer. */
 static const double *apply_answer(Generating *generating, const double *answer) {
     RolloutMaker *maker = generating->maker;
     int64_t id = (int64_t)answer[ANSWER_SAMPLE], count = (int64_t)answer[ANSWER_COUNT];
@@ -316,7 +316,7 @@ static const double *apply_answer(Generating *generating, const double *answer) 
     return answer + ANSWER_TOKENS + (count > 0 ? count : 0);
 }
 
-/* Gives the judge's message to all ranks that divide the model; `good` false: the judge has failed. */
+/* Sends the judge's message to all ranks that divide the model. If `good` is false, the judge has failed. */
 static bool share_answers(const RolloutMaker *maker, Message *message, bool good, Error *error) {
     Comm *group = mesh_group(maker->options.session->mesh, AXES_TENSOR);
     int64_t notice[] = {(int64_t)message->count, !good};
@@ -431,7 +431,7 @@ static bool generate_own(
 
 /* -- Sharing ------------------------------------------------------------------------------------------------------- */
 
-/* Puts text into numbers, one for each byte. */
+/* Adds a text to the message, one number per byte. */
 static void put_report(Message *message, const json_t *report) {
     SCOPED_FREE char *text = report ? json_dumps(report, JSON_COMPACT) : NULL;
     size_t size = text ? strlen(text) : 0;
@@ -546,7 +546,7 @@ static void add_to_mean(json_t *sums, const char *name, double value) {
     json_object_set_new(sums, name, json_pack("[f, f]", sum, count));
 }
 
-/* Adds what each reward said of a sample, and what programs reported. */
+/* Adds each reward of a sample, and the metrics that programs reported. */
 static void add_rewards(const RolloutMaker *maker, json_t *sums, const RolloutSample *sample) {
     const char *name;
     json_t *value;

@@ -15,7 +15,7 @@
 /* What a rollout was like, over all of its rounds. Means are over samples unless said otherwise. */
 typedef struct RolloutFacts {
     int64_t samples, groups;       /* generated */
-    int64_t tokens, prompt_tokens; /* drawn, and computed of prompts */
+    int64_t tokens, prompt_tokens; /* drawn tokens; computed tokens of prompts */
     double turns;                  /* NaN: there is no environment */
     double reward, deviation;      /* of rewards, before penalties */
     double equal_groups;           /* share of the groups whose rewards are equal */

@@ -1,11 +1,10 @@
-/* Advantages of a rollout: of whole samples, from the rewards of a group or of all; or of single tokens, from
- * a teacher or a value head. All ranks compute the same from all samples. Called by the rollouts.
+/* Advantages of a rollout: per sample, from the rewards of its group or of the rollout; or per token, from a teacher or a
+ * value head. All ranks compute the same advantages from all samples. Called by the rollouts.
  *
- * With a value head a sample is an episode whose steps are its drawn tokens. What an environment appends
- * belongs to the state: the step after the last token of a turn is the first token of the next one. The
- * reward comes with the last token, and a divergence that is subtracted from rewards with each token. An
- * episode that rl.tokens cuts off ends there, because its reward judges it as it is: nothing is
- * bootstrapped. */
+ * With a value head a sample is an episode whose steps are its drawn tokens. Tokens that an
+ * environment appends belong to the state: the step after the last token of a turn is the first token of the next turn.
+ * The last token gets the reward. With rl.kl=reward each token's divergence is subtracted from its reward. An episode ends where rl.tokens
+ * cuts it off, because its reward judges the cut sample: no value is bootstrapped. */
 #include "rl/rollout_advantages_internal.h"
 
 #include <math.h>
@@ -28,7 +27,7 @@ bool rollout_estimate_values(const RolloutOptions *options, Rollout *rollout, Er
     return true;
 }
 
-/* Returns what the divergence to the reference takes from the reward of a token. */
+/* Returns the divergence to the reference that is subtracted from the reward of a token. */
 static double token_penalty(const Config *config, const RolloutSample *sample, size_t t) {
     bool penalized = sample->reference && config->rl.kl == RL_KL_REWARD && sample_drew(sample, t);
     return penalized ? config->model.policy.kl * (sample->old[t] - sample->reference[t]) : 0;
@@ -65,7 +64,7 @@ static void follow_teacher(RolloutSample *sample) {
         if (sample_drew(sample, t)) sample->advantages[t] = sample->reference[t] - sample->old[t];
 }
 
-/* Sets advantages and returns of a sample that has a reward; of others both are 0. */
+/* Sets advantages and returns of a sample. Both are 0 if it has no reward. */
 static void follow_values(const Config *config, RolloutSample *sample) {
     const Discounts discounts = {config->rl.gamma, config->rl.lambda};
     SCOPED_FREE double *rewards = new_tokens(sample), *values = new_tokens(sample), *advantages = new_tokens(sample);
@@ -87,7 +86,7 @@ static void follow_values(const Config *config, RolloutSample *sample) {
     }
 }
 
-/* Calls for each token that is trained. */
+/* Visits each trained token. */
 #define EACH_TRAINED(config, rollout, sample, t) \
     for (RolloutSample *sample = (rollout)->samples; sample < (rollout)->samples + (rollout)->count; sample++) \
         for (size_t t = 0; t < sample->ids.count; t++) \
@@ -108,7 +107,7 @@ static void whiten_advantages(const Config *config, Rollout *rollout) {
     EACH_TRAINED(config, rollout, sample, t) sample->advantages[t] = all[at++];
 }
 
-/* Sets the mean value, and the share of the variance of returns that values explain. */
+/* Sets the mean value, and the share of the returns' variance that the values explain. */
 static void describe_values(const Config *config, Rollout *rollout) {
     double count = (double)trained_tokens(config, rollout), value = 0, target = 0, error = 0, spread = 0, errors = 0;
     EACH_TRAINED(config, rollout, sample, t) {

@@ -38,7 +38,7 @@ json_t *rollout_turns(const RolloutMaker *maker, const RolloutSample *sample) {
     return turns;
 }
 
-/* A number for each token; null for an appended one. */
+/* A number for each token; null for an appended token. */
 static json_t *token_numbers(const RolloutSample *sample, const double *numbers) {
     json_t *list = json_array();
     for (size_t t = 0; t < sample->ids.count; t++)

@@ -1,5 +1,4 @@
-/* Scores samples in microbatches, at which ranks take turns. Owns the batch. Called by the reference and by
- * advantages. */
+/* Scores samples in microbatches, which the ranks divide. Owns the batch. Called by the reference and by advantages. */
 #include "rl/rollout_score_internal.h"
 
 #include <stdlib.h>
@@ -36,7 +35,7 @@ static void open_scoring(Scoring *scoring, const PromptSet *prompts) {
     sample_batch_make(&scoring->batch, scoring->program, prompts, scoring->samples, scoring->count, NULL);
 }
 
-/* Takes the scores of the drawn tokens in a microbatch. */
+/* Stores the scores of the drawn tokens of a microbatch. */
 static void take_scores(const Scoring *scoring, int64_t microbatch) {
     const SampleBatch *batch = &scoring->batch;
     const Model *model = &scoring->program->model;

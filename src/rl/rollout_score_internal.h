@@ -11,6 +11,6 @@ typedef struct SampleScoring {
     const PromptSet *prompts;
 } SampleScoring;
 typedef enum SampleScore { SCORE_LOG_PROBABILITY, SCORE_VALUE } SampleScore;
-/* Sets scores[i] to the scores of sample i, [ids.count], for the caller to free; 0 if appended. Collective. */
+/* Sets scores[i] to the scores of sample i, [ids.count], which the caller frees; appended tokens have 0. Collective. */
 bool rollout_score(
     const SampleScoring *scoring, SampleScore score, const RolloutSample *samples, int64_t count, double **scores, Error *error);

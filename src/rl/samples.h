@@ -12,14 +12,14 @@ typedef struct RolloutSample {
     int64_t prompt;                           /* index in the set of prompts */
     TokenIds ids;                             /* with the end token of each turn, if there is one */
     double *old;                              /* [ids.count]: log-probabilities when the tokens were drawn; NaN: appended, never trained */
-    double *reference;                        /* [ids.count]: in the reference, 0 if appended; NULL: there is none */
+    double *reference;                        /* [ids.count]: log-probabilities in the reference, 0 if appended; NULL: none */
     double *values;                           /* of each reward, before weights */
     json_t *report;                           /* "metrics" (numbers by NAME.METRIC) and "note" of programs; NULL: nothing */
     double reward;                            /* NaN: unknown, and the sample is not trained */
     double advantage;                         /* of all drawn tokens, if `advantages` is NULL */
     double *advantages, *returns, *estimates; /* [ids.count]: of each token, if the loss has them: its advantage, and the target and
                                                * the estimate of its value; 0 if appended */
-    int64_t turns;                            /* that the environment was told of */
+    int64_t turns;                            /* that were given to the environment */
     bool last;                                /* no more can be appended */
     bool cut;                                 /* at the most tokens, not by an end token */
 } RolloutSample;

@@ -44,7 +44,7 @@ struct Console {
     bool open, failed, removed; /* removed: the log is a new file, which was not yet reported */
     char *early;                /* lines from before the log was open; beyond MOST_EARLY bytes they are dropped */
     size_t early_bytes;
-    char *warnings[MOST_WARNINGS]; /* that are not taken yet, oldest first */
+    char *warnings[MOST_WARNINGS]; /* not taken yet, oldest first */
     int waiting, taken;
 };
 
@@ -78,7 +78,7 @@ static void note_failure(Console *console, bool failed, const Error *error) {
     if (first) log_warn("%s; training continues, but this log is missing lines", error->message);
 }
 
-/* Keeps a warning for console_next_warning, with the lock held. Further ones are in the log alone. */
+/* Keeps a warning for console_next_warning; the caller holds the lock. Warnings above the limits are only in the log. */
 static void keep_warning(Console *console, const char *line) {
     static const char label[] = "warning: ";
     if (!starts_with(line, label) || console->waiting == MOST_WARNINGS || console->taken == WARNINGS_OF_PROCESS) return;

@@ -16,7 +16,7 @@ typedef struct Console Console;
 Console *console_create(int64_t every);
 /* For log_copy: appends a line of base/log.h to RUN/log.txt. `console` is the Console. */
 void console_take(void *console, const char *line);
-/* Returns the oldest warning among the lines that no call has returned yet, without its label; the caller frees. NULL: none. */
+/* Returns the oldest warning that no earlier call has returned, without its label; the caller frees. NULL: none. */
 char *console_next_warning(Console *console);
 /* Appends lines to RUN/log.txt from now on, after the earlier ones. A failure is a warning. */
 void console_open_log(Console *console, const char *run);

@@ -13,7 +13,7 @@ typedef struct ExportedRun {
 char *export_prometheus(const ExportedRun *runs, int count);
 /* The body of a POST to .../v1/metrics. The caller frees. */
 char *export_otlp(const ExportedRun *run, double now);
-/* The status of a TrainJob of Kubeflow Trainer v2: progress, seconds left, and the numbers as texts. The caller frees. */
+/* The status of a TrainJob of Kubeflow Trainer v2: progress, seconds left, and the metrics as strings. The caller frees. */
 char *export_kubeflow(const ExportedRun *run, double now);
 /* Returns whether nobody needs to look at the run: it is not silent, failed or stopped. */
 bool export_is_healthy(const RunState *state);

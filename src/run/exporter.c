@@ -18,9 +18,9 @@
 #include "run/export.h"
 
 static const char plain[] = "text/plain; charset=utf-8";
-/* What Kubeflow Trainer gives to the containers of a TrainJob, so that its status has their progress. */
+/* Environment variables that Kubeflow Trainer sets in a TrainJob's containers, so that they can post their progress. */
 static const char status_url[] = "KUBEFLOW_TRAINER_SERVER_URL", status_authorities[] = "KUBEFLOW_TRAINER_SERVER_CA_CERT",
-                  status_token[] = "KUBEFLOW_TRAINER_SERVER_TOKEN"; /* the file of a token that is replaced each hour */
+                  status_token[] = "KUBEFLOW_TRAINER_SERVER_TOKEN"; /* path of a token file, which is replaced each hour */
 enum { CONNECTIONS = 32, IDLE_SECONDS = 10, POST_SECONDS = 10, STATUS_SECONDS = 5, MOST_TOKEN = 1 << 14 };
 
 struct Exporter {
@@ -31,7 +31,7 @@ struct Exporter {
     CurlApi curl;
     char *url;          /* of the collector; NULL: none */
     const char *status; /* address of Kubeflow's server; NULL: none */
-    double next_status; /* log_seconds() before which it is not asked again */
+    double next_status; /* log_seconds() of the earliest next post */
     pthread_t thread;
     bool runs;
     atomic_bool ends;
@@ -156,7 +156,7 @@ static void *export_numbers(void *context) {
     return NULL;
 }
 
-/* Kubeflow gives its variables to every training, so a missing library must not end one. */
+/* Kubeflow sets its variables in every TrainJob, so a missing library must not stop a training. */
 static void find_status_server(Exporter *exporter) {
     Error error = {0};
     const char *url = getenv(status_url);

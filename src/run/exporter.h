@@ -1,6 +1,7 @@
 /* Exports the numbers of a training while it trains, from a thread of rank 0: over HTTP (metrics.listen: /metrics and
- * /healthz), as a file for node_exporter's textfile collector (metrics.file), and by POST to a collector of
- * OpenTelemetry (metrics.otlp) and to the server of a TrainJob's status (the variables of Kubeflow Trainer). The thread reads the run folder as `smelt watch` does, so training never waits. */
+ * /healthz), as a file for node_exporter's textfile collector (metrics.file), and by POST to an
+ * OpenTelemetry collector (metrics.otlp) and to the status server of a TrainJob (if Kubeflow Trainer sets its variables).
+ * The thread reads the run folder as `smelt watch` does, so training never waits. */
 #pragma once
 
 #include "config/config.h"

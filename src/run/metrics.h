@@ -72,12 +72,12 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
 /* Records the fraction of the tokens that each expert of each layer received in this step:
  * load[layer * experts + expert]. */
 bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);
-/* How many tensors have a norm from 2^(NORM_FIRST + i) up to 2^(NORM_FIRST + i + 1), which is bin i. Smaller and larger norms are in the
- * first and the last bin; norms of 0, and of what is not finite, are in none. */
+/* Bin i counts the tensors with norms from 2^(NORM_FIRST + i) up to 2^(NORM_FIRST + i + 1). The first and the last bin also count
+ * smaller and larger norms. Norms that are 0 or not finite are not counted. */
 enum { NORM_BINS = 48, NORM_FIRST = -28 };
 typedef struct NormHistogram { int64_t tensors[NORM_BINS]; } NormHistogram;
 void norm_histogram_add(NormHistogram *histogram, double norm);
-/* Norms of gradients or weights: of each layer, and last of all other parameters, [layers + 1]; and of tensors. */
+/* Norms of gradients or weights: [layers + 1], of each layer and last of all other parameters; and a histogram of tensors. */
 typedef struct LayerNorms {
     const double *norms;
     const NormHistogram *histogram; /* NULL: unknown */

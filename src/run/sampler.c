@@ -1,4 +1,4 @@
-/* Owns the thread, the sensors and the sample that nobody has taken yet. */
+/* Owns the thread, the sensors and the newest sample until sampler_take returns it. */
 #include "run/sampler.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ struct Sampler {
     bool closing;
 };
 
-/* With the lock held, which a taker of a sample then waits for. */
+/* The caller holds the lock; sampler_take waits for it. */
 static void sample(Sampler *sampler) {
     SensorReading next;
     sensors_read(sampler->sensors, &next);

@@ -8,8 +8,9 @@
 
 typedef struct Sampler Sampler;
 
-/* Starts to sample every `every` seconds. NULL: 0 seconds, or the system gives no thread, which is a warning. */
+/* Starts to sample every `every` seconds. Returns NULL if `every` is 0, or, with a warning, if no thread can be created. */
 Sampler *sampler_open(double every);
-/* Returns whether there is a sample since the previous call; its joules are those since then. `now` takes one immediately. NULL is fine. */
+/* Returns whether there is a new sample since the previous call; its joules count from that call. `now` takes a sample
+ * immediately. NULL is fine. */
 bool sampler_take(Sampler *sampler, bool now, SensorReading *reading);
 void sampler_close(Sampler *sampler); /* NULL is fine */

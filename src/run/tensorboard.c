@@ -146,7 +146,7 @@ bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, cons
     return write_event(tensorboard, time, step, EVENT_SUMMARY, summary->data, summary->length, error);
 }
 
-/* Sums take the middle of a bin for its values. */
+/* Sums use the middle of a bin for all of its values. */
 bool tensorboard_write_histogram(
     Tensorboard *tensorboard, int64_t step, double time, const char *tag, int first, const int64_t *counts, int count, Error *error) {
     if (!tensorboard) return true;

@@ -49,9 +49,9 @@ typedef struct Session {
     PipelinePlan *pipeline; /* NULL: the model is not cut into stages */
     Layout *layout;         /* this rank's shards of arenas and optimizer state */
     Program training;
-    /* With training's weights. sampling has no graph if the run writes no samples, and starts with the first
-     * sample (text_sample.c). In reinforcement learning evaluation is the reference of adapters, and scoring
-     * computes values of samples; it has no graph if the loss needs none. */
+    /* These use training's weights. sampling has no graph if the run writes no samples, and starts with the first
+     * sample (text_sample.c). In reinforcement learning, evaluation is the reference of adapters. scoring computes
+     * the values of samples; it has no graph if the loss needs no values. */
     Program evaluation, sampling, scoring;
     EngineNeeds generation; /* of reinforcement learning, beside the session; from session_plan on */
     ModelSize size;         /* of the whole model; from session_start on */
@@ -74,7 +74,7 @@ typedef struct Session {
 /* Bytes of a rank's memory that a session takes, by category. */
 typedef struct Budget {
     int64_t weights, quantized, master, gradients, optimizer, activations, scratch, evaluation, other, total;
-    int64_t generation, generation_most; /* of reinforcement learning: with caches for one sequence, which is in `total`, and for all */
+    int64_t generation, generation_most; /* of reinforcement learning: with caches for one sequence (part of `total`), and for all slots */
     int64_t copy;                        /* of the state, for asynchronous checkpoints, in host memory; in `total` only with `host` */
     bool host;                           /* the device's memory is the host's */
     bool updated;                        /* gradients live until their weights are updated: optimizer.in_backward */

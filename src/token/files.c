@@ -43,8 +43,8 @@ static char *beside(const char *file, const char *name) {
     return memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, name);
 }
 
-/* Returns, after a failure, whether the file or folder is absent, which is not an error here: clears it, because later readers
- * keep the first error. */
+/* Returns whether a failure means that the file or folder is absent. This is not an error here, so it is cleared: later readers keep
+ * the first error. */
 static bool is_absent(Error *error) {
     if (error->finding != FINDING_ABSENT) return error_recode(error, ERROR_DATA);
     *error = (Error){0};

@@ -18,7 +18,7 @@ static int64_t layer_in_name(const char *name, int64_t layers) {
     return layers;
 }
 
-/* The squares of this rank's part of each parameter. The caller frees. */
+/* Returns the sum of squares of this rank's part of each parameter. The caller frees. */
 static double *parameter_squares(Session *session, Arena arena) {
     const Graph *graph = session->training.model.graph;
     double *squares = memory_allocate((size_t)graph->parameter_count * sizeof *squares);
@@ -26,8 +26,8 @@ static double *parameter_squares(Session *session, Arena arena) {
     return squares;
 }
 
-/* Fills in norms[layers + 1], and the histogram of tensors. Collective. Ranks of a pipeline have different parameters, so there is no
- * histogram of them. */
+/* Fills in norms[layers + 1], and the histogram of tensors. There is no histogram with a pipeline, because its ranks have
+ * different parameters. Collective. */
 static bool measure(Loop *loop, Arena arena, int64_t layers, double *norms, NormHistogram *histogram, Error *error) {
     Session *session = &loop->session;
     const Graph *graph = session->training.model.graph;

@@ -63,7 +63,7 @@ typedef struct Loop {
     Loader *loader;
     RolloutMaker *maker;   /* of reinforcement learning; NULL: other training, like the next fields */
     Rollout rollout;       /* whose samples are being trained */
-    int64_t next_group;    /* of its groups; the present epoch has trained earlier ones */
+    int64_t next_group;    /* the first of its groups that the present epoch has not trained */
     int64_t updates_left;  /* steps that train the rest of it */
     bool first_update;     /* the present step is the first one of its rollout */
     SampleBatch batch;     /* of the present step */
@@ -158,8 +158,8 @@ void loop_put_images(const Loop *loop, int64_t microbatch, int64_t samples);
 /* Describes the first NaN or infinity in the encodings of such a microbatch; leaves `text`
  * unchanged if there is none. */
 void loop_find_bad_image(const Loop *loop, int64_t microbatch, int64_t samples, char *text, size_t size);
-/* For reinforcement learning (policy_steps.c). Open the rewards, before the model is loaded, and the engine;
- * do nothing for other training. Collective. */
+/* For reinforcement learning (policy_steps.c). Open the rewards, before the model is loaded, and later the engine. Both do
+ * nothing in other training. Collective. */
 bool loop_open_rewards(Loop *loop, Error *error);
 bool loop_open_rollouts(Loop *loop, Error *error);
 void loop_close_rollouts(Loop *loop);

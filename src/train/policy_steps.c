@@ -1,6 +1,6 @@
-/* Steps of reinforcement learning. A rollout gives the samples of rl.updates steps, rl.epochs times; each step
- * trains its share of the groups, in as many microbatches as they fill. The index of a rollout, and with it
- * its prompts and draws, follows from the step, so a run that continues makes the same rollouts.
+/* Steps of reinforcement learning. A rollout is trained rl.epochs times, in rl.updates steps each; each step
+ * trains its share of the groups, in as many microbatches as they fill. The step determines the index of its
+ * rollout, and with it the prompts and draws, so a run that continues makes the same rollouts.
  * Checkpoints are written between rollouts only. Owns the rollout and the batch of the step. Called by
  * steps. */
 #include <inttypes.h>

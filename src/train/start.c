@@ -82,8 +82,8 @@ static bool take_model_folder(Session *session, const char *folder, const Config
     return taken;
 }
 
-/* Returns whether the weights of this rank's programs are made from shards, which are filled one by one: it
- * holds parts of weights, or a value head that no source has. */
+/* Returns whether this rank fills its programs' weights shard by shard: it holds parts of weights, or a value head, which
+ * no source contains. */
 static bool has_shards(const Session *session) {
     const Config *config = session->config;
     return !config->lora.rank && (session->layout->stage || !graph_is_whole(session->training.model.graph) || config->model.policy.values);

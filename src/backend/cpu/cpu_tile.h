@@ -1,6 +1,6 @@
-/* Products of blocks of W that lie in caches, for CPU kernels that are made of them (attention, the delta rule): vectors of
- * the variant's instruction set, one register-tiled loop, transposes. Kernels cast to W when they load a block. Rows that
- * are read or written as vectors begin at multiples of TILE_VECTOR_BYTES. Owns no memory. */
+/* Matrix products of blocks of W that fit into a cache, for CPU kernels such as attention and the delta rule: vectors of the
+ * variant's instruction set, one register-tiled loop, transposes. Kernels cast to W when they load a block. Each row that is
+ * read or written as vectors begins at a multiple of TILE_VECTOR_BYTES. Owns no memory. */
 #pragma once
 
 #include "backend/cpu/kernel.h"

@@ -18,9 +18,9 @@
 
 enum {
     NORM_THREADS = 256,
-    NORM_ROWS = 64,   /* of a block, which requests all of them at once */
+    NORM_ROWS = 64,   /* per block, loaded together */
     BIAS_PARTS = 8,   /* threads that share a column in cca_grad_bias */
-    INPUT_BLOCKS = 2, /* of cca_grad_input_fragments, that share a multiprocessor: a lane has 255 registers */
+    INPUT_BLOCKS = 2, /* of cca_grad_input_fragments per multiprocessor: a lane has 255 registers */
     WEIGHT_THREADS = 256,
     WEIGHT_STEP = 64,    /* rows per tile */
     WEIGHT_COLUMNS = 128 /* columns of pairs per tile: two for each channel */
@@ -559,9 +559,10 @@ INLINE void load_transposed_fragments(const CcaInput *in, int head) {
     }
 }
 
-/* Both rows of a lane, and the rows after them. The masks have all bits set if true, and select
- * without a branch, which would separate loads: whether the next row follows, whether du of the
- * row is this tile's, and if so, whether the row before belongs to its document. */
+/* Both rows of a lane, and the rows after them. Masks have all bits set if true, and select without
+ * a branch, because clang does not move loads across branches. They say whether the next row
+ * follows, whether this tile computes du of the row, and if so, whether the previous row belongs to
+ * the row's document. */
 typedef struct FragmentPlaces {
     RowPlace row[2], after[2];
     uint32_t follows[2], kept[2], continues[2];
@@ -581,15 +582,15 @@ INLINE FragmentPlaces place_fragments(const CcaInput *in, int first, int end) {
     return places;
 }
 
-/* A lane's rows that a tile needs of memory, all requested before the first matmul: g of the head
- * and of the first head that shares its mean, and u. */
+/* A lane's rows, all loaded before the first matmul of a tile: g of the head and of the first head
+ * that shares its mean, and u. */
 typedef struct InputRows {
     FragmentPlaces places;
     FragmentRows own, other, u;
 } InputRows;
 
-/* Returns the first head whose g the mean sends to head `head`: the key head, or a key head's
- * first query head. */
+/* Returns the first head whose g contributes to head `head` through the mean: for a query head its
+ * key head, for a key head its first query head. */
 INLINE int first_other(const CcaInput *in, int head) {
     return head < in->heads ? in->heads + head / in->group : (head - in->heads) * in->group;
 }
@@ -609,8 +610,7 @@ INLINE void multiply_chunk(FragmentSums *sums, u32x4 x, u32x4 y, int step) {
     fragment_multiply(sums, a, b, step);
 }
 
-/* Sets sums to the gradients of the depthwise convolution, from g of the rows and of those after
- * them. */
+/* Sets sums to the gradients of the depthwise convolution, from g of the rows and of the next rows. */
 INLINE void multiply_fragments(FragmentSums *sums, const CcaInputGradArguments *a, const InputRows *rows, int head) {
     const FragmentPlaces *places = &rows->places;
     const CcaInput *in = &a->in;
@@ -624,8 +624,8 @@ INLINE void multiply_fragments(FragmentSums *sums, const CcaInputGradArguments *
         multiply_chunk(sums, next.x[0][q] & places->follows[0], next.x[1][q] & places->follows[1], FRAGMENT_CHUNKS + q);
 }
 
-/* Returns the gradient through the qk-mean of chunk q of row r of a lane. Here and below `is_key`,
- * whether the head is a key head, is a constant. */
+/* Returns the gradient through the qk-mean of chunk q of row r of a lane. Here and below, callers
+ * pass a constant as `is_key`: whether the head is a key head. */
 INLINE f32x8 fragment_mean_grad(const CcaInputGradArguments *a, const InputRows *rows, int head, int r, int q, const bool is_key) {
     const CcaInput *in = &a->in;
     f32x8 own = to_float8(rows->own.x[r][q]), other = to_float8(rows->other.x[r][q]);
@@ -641,8 +641,8 @@ INLINE float choose(uint32_t mask, float yes, float no) {
     return __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, yes) & mask) | (__builtin_bit_cast(uint32_t, no) & ~mask));
 }
 
-/* Returns chunk q of the row after row r of a lane, zeros unless it follows: the second row of
- * lanes 0 to 3 follows the first row of lanes 28 to 31. */
+/* Returns chunk q of the row after row r of a lane, or zeros if that row does not follow. The second
+ * row of lanes 0 to 3 follows the first row of lanes 28 to 31. */
 INLINE f32x8 following_chunk(const FragmentSums *sums, const FragmentPlaces *places, int q, int r) {
     f32x8 first = fragment_chunk(sums, q, 0), second = fragment_chunk(sums, q, 1), following;
     uint32_t sends_second = r > 0 || lane_id() < 4 ? ~0u : 0;
@@ -653,8 +653,9 @@ INLINE f32x8 following_chunk(const FragmentSums *sums, const FragmentPlaces *pla
     return following;
 }
 
-/* Returns the sums over the eight lanes that share these channels, two for each lane: of the later
- * tap's eight sums, then the earlier tap's, lanes 4 g to 4 g + 3 get the two from 2 g on. */
+/* Sums over the eight lanes that share these channels, and returns two sums to each lane: of the
+ * later tap's eight sums followed by the earlier tap's, lanes 4 g to 4 g + 3 get sums 2 g and
+ * 2 g + 1. */
 INLINE f32x2 scatter_sums(f32x8 later, f32x8 earlier) {
     float x[16];
     UNROLL for (int i = 0; i < 8; i++) x[i] = later[i], x[8 + i] = earlier[i];
@@ -666,7 +667,7 @@ INLINE f32x2 scatter_sums(f32x8 later, f32x8 earlier) {
     return (f32x2){x[0], x[1]};
 }
 
-/* Stores du of chunk q of both rows, and returns its terms of the sums over rows (scatter_sums). */
+/* Stores du of chunk q of both rows, and returns the terms for the sums over rows (scatter_sums). */
 INLINE f32x2 finish_fragment_grads(
     const CcaInputGradArguments *a, const FragmentSums *d_sums, const InputRows *rows, int head, const int q, const bool is_key) {
     const FragmentPlaces *places = &rows->places;
@@ -686,8 +687,8 @@ INLINE f32x2 finish_fragment_grads(
     return scatter_sums(later, earlier);
 }
 
-/* Adds the warps' sums of each channel in order and stores them. The memory of the weights holds
- * them, by warps and taps. */
+/* Adds the warps' sums of each channel in order and stores them. They are exchanged through the
+ * memory of the weights, indexed by warp and tap. */
 INLINE void store_fragment_taps(const CcaInputGradArguments *a, const f32x2 sums[FRAGMENT_CHUNKS], int head) {
     LOCAL float *shared = (LOCAL float *)fragment_weights;
     int g = lane_id() / 4, tap = g / 4, channel = g % 4 * 2, c = thread_id();
@@ -765,12 +766,12 @@ KERNEL(cca_grad_halo, CcaHaloGradArguments) {
     }
 }
 
-/* A wave's part of a block's sums, in MMAs: two waves share the columns, WEIGHT_SIDE each, and the
- * others the head's outputs, WEIGHT_OUTPUTS each. */
+/* A wave's part of a block's sums, in MMAs: wave % 2 selects WEIGHT_SIDE columns, and wave / 2
+ * selects WEIGHT_OUTPUTS outputs of the head. */
 enum { WEIGHT_SIDE = 2, WEIGHT_OUTPUTS = CCA_MAX_DIM / MMA * 2 * WAVE / WEIGHT_THREADS };
 
-/* Tiles of g. NVIDIA copies into a second tile while the first is multiplied; AMD's registers hold
- * the copies in flight. */
+/* Number of tiles of g. NVIDIA copies into a second tile while it multiplies the first. AMD keeps
+ * copies in flight in registers. */
 enum { WEIGHT_BUFFERS = WAVE == 64 ? 1 : 2, WEIGHT_TILE = WEIGHT_STEP * CCA_MAX_DIM };
 
 /* Adds the products of a tile's rows to a wave's sums. */
@@ -868,8 +869,8 @@ typedef struct GradRows { int64_t input, weight; } GradRows;
 /* The fewest rows of any form of the kernels on any GPU. */
 static const GradRows least_grad_rows = {INPUT_TILES(64) * (CCA_TILE / CCA_MAX_DIM - 1), 640};
 
-/* Returns the rows of a block if `heads` tasks per row share `most` blocks that run at once: whole
- * tiles of `tile` rows, and at least `least` rows. */
+/* Returns the rows of a block if `tasks` tasks per row share `most` concurrent blocks: a multiple of
+ * `tile` rows, and at least `least` rows. */
 static int64_t rows_of_concurrent_blocks(int64_t rows, int64_t tile, int64_t tasks, int64_t most, int64_t least) {
     int64_t across = most > tasks ? most / tasks : 1, tiles = divide_up(divide_up(rows, tile), across), fewest = divide_up(least, tile);
     return tile * (tiles > fewest ? tiles : fewest);

@@ -1,6 +1,6 @@
-/* The gated delta rule on a CPU (formulas in rule.c): a thread takes a head of a sequence and goes through its chunks, whose
- * blocks stay in its cache. Chunks have one token in generation and with device_set_exact: each token then has the same bits
- * whatever precedes it in its call. Scratch: DeltaScratch, then a DeltaTile per thread. */
+/* The gated delta rule on a CPU (formulas in rule.c): a thread takes one head of one sequence and computes its chunks in order;
+ * the blocks of a chunk stay in the thread's cache. In generation and with device_set_exact a chunk has one token, so that the
+ * bits of a token do not depend on the tokens before it in the call. Scratch: DeltaScratch, then a DeltaTile per thread. */
 #include <omp.h>
 
 #include "backend/cpu/cpu_tile.h"
@@ -10,7 +10,7 @@
 enum {
     CHUNK = 64,
     GROUP = 16, /* rows and columns of blocks that are computed together; row widths are multiples of it */
-    STEP = 8,   /* rows that the substitution solves one after another */
+    STEP = 8,   /* rows per step of the forward substitution */
     WIDTH = DELTA_MOST_DIM,
     TILE_ELEMENTS = 2 * WIDTH * WIDTH + 9 * CHUNK * WIDTH + 5 * CHUNK * CHUNK,
     ALIGNED = 64 / sizeof(W),
@@ -102,7 +102,7 @@ static W dot_product(const W *a, const W *b, int64_t count) {
     return sum;
 }
 
-/* -- What chunks read ----------------------------------------------------------------------------------------------- */
+/* -- Inputs of chunks ----------------------------------------------------------------------------------------------- */
 
 static W softplus(W x) { return x > 20 ? x : (W)log1p(exp((double)x)); }
 
@@ -140,11 +140,11 @@ static void prepare_units(const OpCall *call, const DeltaCall *c) {
 
 /* -- Products of blocks -------------------------------------------------------------------------------------------- */
 
-/* Which terms of a sum over p row i has: all; those of its own group of rows and the groups before; or of its own and after. */
+/* The terms of row i in a sum over p: all terms; the terms of its own and earlier groups of rows; or of its own and later groups. */
 typedef enum Terms { ALL, UP_TO, FROM } Terms;
 
-/* A product c[rows, columns] += a b, with `depth` terms; columns are a multiple of GROUP. Sums start at zero with `clears`,
- * else at c, times scale[i] unless it is NULL. */
+/* A product c[rows, columns] += a b with `depth` terms. `columns` is a multiple of GROUP. Sums start at zero if `clears`, else at
+ * c, times scale[i] unless `scale` is NULL. */
 typedef struct Product {
     W *c;
     int64_t c_row;
@@ -209,13 +209,13 @@ static void set_diagonal(W *square, int64_t rows, W value) {
 
 /* -- Loading a chunk ----------------------------------------------------------------------------------------------- */
 
-/* The decay of a row; 0 where a document begins, which ends the state of the one before. */
+/* The decay of a row. It is 0 at the first token of a document, which clears the state of the previous document. */
 static W decay_of(const DeltaCall *c, const DeltaTask *t, int64_t r) { return c->positions[r] == 0 ? 0 : factors_of(c, r, t->head)[0]; }
 
 /* Products of decays below 2^-100 count as 0: multiply-adds of subnormal numbers take a hundred times as long. */
 static W flush(W product) { return product < (W)0x1p-100 ? 0 : product; }
 
-/* D[i][j] is the product of the decays after token j up to token i: no quotient of long products, which could underflow. */
+/* D[i][j] is the product of the decays after token j up to token i: not a quotient of long products, which could underflow. */
 static void load_decays(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
     W carry = 1;
     for (int64_t i = 0; i < rows; i++) {
@@ -228,7 +228,7 @@ static void load_decays(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile,
     for (int64_t i = 0; i < WIDTH; i++) tile->whole[i] = carry;
 }
 
-/* Copies `rows` rows `from_row` elements apart, and adds zero rows to whole groups. */
+/* Copies `rows` rows `from_row` elements apart, and adds zero rows up to a multiple of GROUP. */
 static void load_rows(W *to, int64_t width, const W *from, int64_t from_row, int64_t dim, int64_t rows) {
     for (int64_t i = 0; i < rows; i++) {
         memcpy(to + i * width, from + i * from_row, dim * sizeof(W));
@@ -242,7 +242,7 @@ static void load_units(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, 
     load_rows(tile->queries, tile->key_width, query_of(c, t, first), 2 * c->s.keys, c->s.key_dim, rows);
 }
 
-/* L, whose diagonal is 0, and P, whose diagonal the caller sets. */
+/* L, with a diagonal of 0, and P, without its diagonal, which the caller sets. */
 static void load_squares(const DeltaCall *c, DeltaTile *tile, int64_t rows) {
     tile_transpose(tile->columns, CHUNK, tile->keys, tile->key_width, round_up(rows, GROUP), tile->key_width);
     multiply_decayed(tile, tile->of_keys, (TileRows){tile->keys, tile->key_width, 1}, rows, c->s.key_dim);
@@ -257,7 +257,7 @@ static void clear_state(W *state) { memset(state, 0, WIDTH * WIDTH * sizeof(W));
 
 /* -- Forward ------------------------------------------------------------------------------------------------------- */
 
-/* From carry_i (S^T k_i) in tile->values: m and u, whose terms from earlier tokens of the chunk are added group by group. */
+/* Computes m and u from carry_i (S^T k_i) in tile->values. Terms of earlier tokens of the chunk are added group by group. */
 static void solve_updates(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
     int64_t width = tile->value_width, dim = c->s.value_dim;
     for (int64_t begin = 0; begin < rows; begin += STEP) {
@@ -352,7 +352,7 @@ static DeltaVectors vectors_of(const DeltaCall *c, const DeltaTask *t, int64_t r
     return of;
 }
 
-/* Loads u and d_y of a chunk, and zero rows to whole groups. */
+/* Loads u and d_y of a chunk, and adds zero rows up to a multiple of GROUP. */
 static void load_outputs(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
     const int64_t width = tile->value_width;
     load_rows(tile->d_y, width, value_row(c->y, c, t, first), c->s.values, c->s.value_dim, rows);
@@ -369,7 +369,7 @@ static void multiply_rows_by(W *rows, int64_t width, const W *factors, int64_t c
         for (int64_t k = 0; k < width; k++) rows[i * width + k] *= factors[i];
 }
 
-/* From the terms of d_y and dS in tile->values: d_carried and dm, from the last token to the first. */
+/* Computes d_carried and dm from the terms of d_y and dS in tile->values, from the last token to the first. */
 static void solve_carried(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
     const int64_t width = tile->value_width;
     for (int64_t begin = (rows - 1) / STEP * STEP; begin >= 0; begin -= STEP) {
@@ -413,7 +413,7 @@ static void multiply_unit_gradients(const DeltaCall *c, const DeltaTask *t, Delt
         memcpy(key_row(c->d_queries, c, first + i, t->head), tile->key_sums + i * width, c->s.key_dim * sizeof(W));
 }
 
-/* The pass from the end, with dS. */
+/* The pass from the last token to the first, with dS. */
 static void delta_chunk_back(const DeltaCall *c, const DeltaTask *t, DeltaTile *tile, int64_t first, int64_t rows) {
     const int64_t key_dim = c->s.key_dim, width = tile->value_width;
     load_decays(c, t, tile, first, rows);

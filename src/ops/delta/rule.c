@@ -1,8 +1,8 @@
 /* delta: the gated delta rule. With S before the token, m = decay S^T k (`recalled`), error = v - m and u = beta error, a
  * token has
  *     y = decay S^T q + (k . q) u,  S = decay S + k u^T.
- * GPUs compute it so, and CPUs in generation and with device_set_exact: then a token has the same bits whatever precedes it
- * in its call. The backward pass over one head is three scans, with dm = -beta du:
+ * GPUs compute this form, and CPUs do in generation and with device_set_exact, so that the bits of a token do not depend on
+ * the tokens before it in the call. The backward pass over one head is three scans, with dm = -beta du:
  *   1. from the last token to the first, with dS:  d_carried = dS^T k;  du = d_carried + (k . q) d_y;
  *      dS = decay (dS + q d_y^T + k dm^T).  d_v = beta du, and d_beta = du . error; d_carried is kept;
  *   2. from the first token on, with S:  d_queries = decay S d_y;  d_reading = decay S dm;  S = decay S + k u^T;
@@ -16,7 +16,7 @@
  * CPUs compute chunks of 64 tokens with products of matrices (arXiv 2406.06484, 2412.06464). With D_ij the product of
  * the decays after token j up to token i of a chunk (0 if a document begins between them), c_i the one from the chunk's first
  * state S to token i, d_j the one from token j to the chunk's end, L_ij = D_ij (k_i . k_j) for j < i, and P_ij = D_ij (q_i . k_j)
- * for j <= i, rows of all tokens are
+ * for j <= i, the rows of all tokens are
  *     M = c K S + L U,  U = beta (V - M),  Y = c Q S + P U,  S after the chunk = c_last S + (d K)^T U.
  * L is lower triangular, so rows of M and U follow one after another. No sum divides by decays. With dS after the chunk,
  * and P' = P without its diagonal:
@@ -24,7 +24,8 @@
  *     E_ij = D_ij (dM_i . u_j) for j < i,  F_ij = D_ij (dY_i . u_j) for j <= i,  F' without its diagonal
  *     d_writing = d U dS^T + F^T Q + (E + E^T) K,  d_queries = F' K + c dY S^T,  d_reading = c dM S^T
  *     dS before the chunk = c_last dS + (c Q)^T dY + (c K)^T dM.
- * One pass from the end has dS, and one from the first token on has S, which no memory keeps. */
+ * One pass goes from the last token to the first with dS, and one from the first to the last with S, which is recomputed
+ * because the forward pass does not store it. */
 #include "ops/delta/delta.h"
 
 static void assert_shapes(const Graph *graph, const DeltaInputs *in, const DeltaState *state, const DeltaSpec *spec) {

@@ -14,7 +14,7 @@ typedef struct PolicyTensors {
     TensorId targets;   /* INT32 [R]; negative: a token that the model has not drawn, or that is not trained */
     TensorId sequences; /* INT32 [P, SEQUENCE_BOUNDS] */
     TensorId terms;     /* WIDE [R, POLICY_TERMS] */
-    TensorId values;    /* WIDE [R, 1]: what the value head returns; TENSOR_NONE: none */
+    TensorId values;    /* WIDE [R, 1]: output of the value head; TENSOR_NONE: none */
     TensorId loss;      /* METRIC WIDE [1 or more]; the first is added to */
     TensorId sums;      /* METRIC WIDE [POLICY_SUMS], added to */
 } PolicyTensors;

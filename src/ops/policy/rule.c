@@ -11,9 +11,9 @@
  * The entropy of a distribution has the gradient -E[log p grad log p], so the gradient of this term
  * with respect to l is entropy * l, and not entropy.
  *
- * With values, a token whose value is v, was v' before the updates and should be R has the loss
+ * With values, let v be the value of a token, v' its value before the updates, and R its return. The token then also has the loss
  *     value_coefficient / 2 max((v - R)^2, (clip(v, v' - value_clip, v' + value_clip) - R)^2)
- * as well, which is that of the code of arXiv 1707.06347 and of TRL.
+ * as in OpenAI's code for arXiv 1707.06347 and in TRL.
  *
  * With a ratio of sequences, d is the mean or the sum of d over the tokens of the sequence. The loss
  * of a sequence then has the sum of the weights of its rows (GSPO, arXiv 2507.18071, equation 5).

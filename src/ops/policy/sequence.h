@@ -11,7 +11,7 @@ typedef enum PolicyTerm {
     POLICY_REFERENCE, /* its log-probability in the reference; only used with a KL term */
     POLICY_ADVANTAGE,
     POLICY_SHARE,     /* the weight of the row's loss */
-    POLICY_RETURN,    /* the target of the row's value; this and the next one only with values */
+    POLICY_RETURN,    /* the target of the row's value; only with values, like the next one */
     POLICY_OLD_VALUE, /* the value before the updates */
     POLICY_TERMS,
 } PolicyTerm;
@@ -25,7 +25,7 @@ typedef enum PolicySum {
     POLICY_DIFFERENT,     /* 1 if d is not exactly 0 */
     POLICY_KL,            /* k3 of d = log p in the reference - log p */
     POLICY_VALUE_LOSS,    /* of values, before the coefficient; 0 without values, like the next */
-    POLICY_VALUE_CLIPPED, /* 1 if the range bounds the token's value loss */
+    POLICY_VALUE_CLIPPED, /* 1 if value_clip bounds the token's value loss */
     POLICY_SUMS,
 } PolicySum;
 

@@ -17,8 +17,8 @@ typedef struct PolicyLoss {
     int clipped;
 } PolicyLoss;
 
-/* Returns the loss of a value whose target is `target`, and its derivative with respect to the value. The
- * larger of two errors counts: of the value, and of the value within `clip` of the old one (0: no bound). */
+/* Returns the loss of a value with the target `target`, and its derivative with respect to the value. The larger
+ * of two errors counts: of the value, and of the value clipped to within `clip` of the old one (0: no bound). */
 POLICY_INLINE PolicyLoss policy_value_loss(POLICY_REAL clip, POLICY_REAL value, POLICY_REAL old, POLICY_REAL target) {
     POLICY_REAL bounded = clip > 0 && value < old - clip ? old - clip : clip > 0 && value > old + clip ? old + clip : value;
     POLICY_REAL error = value - target, other = bounded - target;
