@@ -166,7 +166,7 @@ $(FAULT_LAYER): %: %.o $(BUILD)/tests/support/system_calls.o $(LIBRARY)
 	@echo "  LD $@"
 	@$(CC) $(SANITIZE) $(TEST_LINKER) -o $@ $^ $(LIBRARIES)
 
-# It installs the wheel. A sanitizer's build has none.
+# The test installs the wheel. A build with sanitizers makes no wheel.
 $(BUILD)/tests/packaging/test_python: | $(if $(SANITIZE),,$(BUILD)/wheel/made)
 
 .SECONDARY:

@@ -4,7 +4,7 @@
     bench/rl.py toys --plot docs/rl-curves.svg       two small models, three seeds each, on this machine's CPU
     bench/rl.py task MODEL --steps 60 --device cuda  a chat model learns arithmetic from a numeric reward
     bench/rl.py trl MODEL --steps 60                 the same by TRL with its own generation: needs torch, transformers, trl and datasets
-    bench/rl.py task MODEL --text                    it learns to reverse words from their similarity to the answer; likewise with trl
+    bench/rl.py task MODEL --text                    reversing words, rewarded by similarity to the answer; trl takes --text too
 
 MODEL is a Hugging Face folder with a chat template. Each prints one line of JSON for each run."""
 import argparse
@@ -198,7 +198,7 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--lr", type=float, default=5e-6)
-    parser.add_argument("--text", action="store_true", help="words to reverse instead of arithmetic")
+    parser.add_argument("--text", action="store_true", help="the task is to reverse words instead of arithmetic")
     parser.add_argument("--plot", type=os.path.abspath)
     arguments = parser.parse_args()
     if arguments.what != "toys" and not arguments.model:

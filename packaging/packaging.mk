@@ -26,7 +26,7 @@ deb: $(BUILD)/smelt ## a Debian package
 	@tools/install-packages.sh dpkg-dev
 	@packaging/deb.sh $< $(VERSION) $(DEB)
 
-wheel: $(BUILD)/wheel/made ## a Python wheel of the program and the package, for any Linux whose glibc is not older than this one's
+wheel: $(BUILD)/wheel/made ## a wheel with the program and the Python package, for Linux systems with a glibc that is not older than this one
 
 $(BUILD)/wheel/made: $(BUILD)/static/smelt packaging/wheel.py packaging/install.sh $(wildcard python/smelt/*) docs/python.md
 	@rm -rf $(BUILD)/wheel $(BUILD)/smelt-*.whl

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes a wheel of what install.sh installed and of the package python/smelt: `pip install` puts the program into the environment's bin/. The program
-holds the small libraries in itself, so the oldest glibc that has all the functions it takes decides the platform tag. The licences of these libraries
-travel with it.
+"""Makes a wheel of the files that install.sh installed and of the package python/smelt: `pip install` puts the program into the environment's
+bin/. The program is linked statically with its small libraries, so only the oldest glibc that has all its functions decides the platform tag. The
+wheel contains the licenses of these libraries.
 
 Usage: wheel.py FOLDER VERSION OUT_FOLDER LIBRARY.a...; FOLDER has bin/ and share/. It runs in the root of the repository."""
 import base64

@@ -1,6 +1,6 @@
 """smelt from Python: trainings, their metrics and checkpoints, generation and tokens.
 
-Every function runs the program `smelt`; this package computes nothing itself. docs/python.md and docs/python.ipynb show its use.
+Every function runs the program `smelt`; this package computes nothing itself. docs/python.md and docs/python.ipynb show how to use it.
 """
 
 from .checkpoint import Checkpoint

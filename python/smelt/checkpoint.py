@@ -22,8 +22,8 @@ TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "
 
 
 class Interval(NamedTuple):
-    """`size` elements of a flattened tensor from `first` on, at `begin` of a file. With runs they are `runs[0]` of each `runs[1]` elements, and
-    `runs[2]` elements of the first run lie before `first`."""
+    """`size` elements of a flattened tensor from `first` on, stored at byte `begin` of a file. With runs, the elements are `runs[0]` of each `runs[1]`
+    elements of the tensor, and `runs[2]` elements of the first run lie before `first`."""
 
     first: int
     size: int
@@ -36,8 +36,8 @@ class Interval(NamedTuple):
 class Checkpoint(Mapping[str, "NDArray[Any]"]):
     """Names and arrays of the tensors of a checkpoint: parameters in their state dtype, and the state of the optimizer.
 
-    An array is a view of the mapped file, and writing to it changes only this process's memory. Two kinds of arrays are copies: those of BF16, which
-    NumPy does not have, are float32; and those whose parts are in several places of the files, because several ranks wrote them."""
+    An array is a view of the mapped file, and writing to it changes only this process's memory. Two kinds of arrays are copies: a BF16 tensor becomes float32,
+    because NumPy has no BF16, and a tensor that several ranks wrote in parts is joined."""
 
     def __init__(self, folder: Union[str, "os.PathLike[str]"]) -> None:
         self.folder = os.fspath(folder)
@@ -48,7 +48,7 @@ class Checkpoint(Mapping[str, "NDArray[Any]"]):
         except (OSError, ValueError) as failed:
             raise Error(f"{path} is not readable: {failed}", 7) from None
         if manifest.get("format") not in FORMATS:
-            raise Error(f"{path} has the format {manifest.get('format')}, but this package reads {' and '.join(FORMATS)}: use its smelt", 7)
+            raise Error(f"{path} has the format {manifest.get('format')}, but this package reads {' and '.join(FORMATS)}: install the wheel of the smelt that wrote it", 7)
         self.step = int(manifest["step"])
         self.metadata: Dict[str, Any] = manifest.get("metadata") or {}
         self._files = [os.path.join(self.folder, file["name"]) for file in manifest["files"]]
@@ -72,7 +72,7 @@ class Checkpoint(Mapping[str, "NDArray[Any]"]):
         return len(self._tensors)
 
     def dtype(self, name: str) -> str:
-        """The stored type of a tensor, as safetensors names it, such as "F32" and "BF16"."""
+        """The stored dtype of a tensor, as safetensors names it, such as "F32" or "BF16"."""
         return self._tensors[name][0]
 
     def shape(self, name: str) -> Tuple[int, ...]:
@@ -99,12 +99,12 @@ class Checkpoint(Mapping[str, "NDArray[Any]"]):
         return self._maps[number]
 
     def _bits(self, name: str) -> "NDArray[Any]":
-        """The array in its stored type; that of BF16 is uint16."""
+        """The array in its stored dtype; BF16 as uint16."""
         import numpy as np
 
         dtype, shape = self._tensors[name]
         if dtype not in NUMPY:
-            raise Error(f"{name} is of {dtype}, which this package does not read: use `smelt convert`", 7)
+            raise Error(f"{name} has dtype {dtype}, which this package does not read: use `smelt convert`", 7)
         kind, parts = np.dtype(NUMPY[dtype]), self._intervals[name]
         size = sum(part.size for part in parts)
         if size != int(np.prod(shape)):

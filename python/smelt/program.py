@@ -24,7 +24,7 @@ class Paused(Error):
 
 
 def program() -> str:
-    """The path of the program: $SMELT, or the one that was installed with this package, or the one in $PATH."""
+    """The path of the program: $SMELT, else the program that was installed with this package, else the one in $PATH."""
     chosen = os.environ.get("SMELT")
     if chosen:
         return chosen
@@ -51,7 +51,7 @@ def version() -> str:
 
 
 def word(value: Any) -> str:
-    """A value as the command line has it."""
+    """A value in the notation of the command line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
@@ -60,7 +60,7 @@ def word(value: Any) -> str:
 
 
 def assignments(settings: Mapping[str, Any], prefix: str = "") -> List[str]:
-    """key=value for each setting. A mapping is a group: optimizer={"lr": 1e-3} is optimizer.lr=0.001. None leaves a setting out."""
+    """key=value for each setting. A mapping is a group: optimizer={"lr": 1e-3} becomes optimizer.lr=0.001. None leaves a setting out."""
     words: List[str] = []
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -71,14 +71,14 @@ def assignments(settings: Mapping[str, Any], prefix: str = "") -> List[str]:
 
 
 def failure(code: int, errors: str) -> Error:
-    """The error of a command that ended with this code, from what it wrote to stderr."""
+    """The error of a command that ended with this exit code and wrote `errors` to stderr."""
     if code == PREEMPTED:
         return Paused(last_message(errors, "stopped by a signal"), code)
     return Error(last_message(errors, f"smelt ended with exit code {code}" if code > 0 else f"signal {-code} ended smelt"), code)
 
 
 def last_message(errors: str, otherwise: str) -> str:
-    """The message that follows the last `error: `, or else the last line."""
+    """The message after the last `error: `, else the last line."""
     lines = [line for line in errors.splitlines() if line.strip()]
     for at in range(len(lines) - 1, -1, -1):
         if lines[at].startswith("error: "):

@@ -21,7 +21,7 @@ class Record(Dict[str, Any]):
 
     @property
     def kind(self) -> str:
-        """What the record is of: "step", "evaluation", "sample", "checkpoint", "start", "event", "end" and others."""
+        """The kind of the record: "step", "evaluation", "sample", "checkpoint", "start", "event", "end" and others."""
         return str(self["kind"])
 
     @property
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
 
 class Metrics(Mapping[str, "NDArray[Any]"]):
-    """The numbers of records of one kind, each as an array over these records. An unknown number is NaN; `step` is of integers."""
+    """The numbers of the records of one kind: an array per name, with an element per record. An unknown number is NaN; `step` has integers."""
 
     def __init__(self, records: List[Record]) -> None:
         self._records = records
@@ -66,7 +66,7 @@ class Metrics(Mapping[str, "NDArray[Any]"]):
 
 
 def parse(line: bytes) -> Optional[Record]:
-    """A record of a whole line; None for anything else, such as the half-written last line of a killed run."""
+    """The record of a complete line, or None for anything else, such as the half-written last line of a killed run."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -84,7 +84,7 @@ class Run:
         return f"smelt.Run({self.folder!r})"
 
     def records(self, kind: Optional[str] = None) -> Iterator[Record]:
-        """The records of the run, or those of one kind, in their order."""
+        """The records of the run, or only the records of one kind, in order."""
         path = os.path.join(self.folder, "metrics.jsonl")
         try:
             file = open(path, "rb")
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def info(self) -> Dict[str, Any]:
-        """What `smelt show` prints: identity, history, state and checkpoints."""
+        """The output of `smelt show`: identity, history, state and checkpoints."""
         return dict(show(self.folder))
 
     @property

@@ -17,7 +17,7 @@ Prompt = Union[str, Mapping[str, Any]]
 
 
 class Completion(Dict[str, Any]):
-    """A line of the results of `smelt generate` (docs/generate.md); str() is its text."""
+    """A result line of `smelt generate` (docs/generate.md); str() gives its text."""
 
     @property
     def text(self) -> str:
@@ -32,10 +32,10 @@ def generate(model: Union[str, "os.PathLike[str]"], prompts: Prompt, **settings:
 @overload
 def generate(model: Union[str, "os.PathLike[str]"], prompts: Sequence[Prompt], **settings: Any) -> List[Completion]: ...
 def generate(model: Union[str, "os.PathLike[str]"], prompts: Union[Prompt, Sequence[Prompt]], **settings: Any) -> Union[Completion, List[Completion]]:
-    """Completes a prompt, or a list of prompts all at once.
+    """Completes a prompt, or all prompts of a list together.
 
-    A prompt is a text, or a mapping with "prompt", "messages" or "tokens"; further members are returned with its completion. Settings are those of
-    `smelt generate`, such as tokens=64, temperature=0.8, seed=1 and samples=4. With samples above 1, give a list: the completions of a prompt
+    A prompt is a text, or a mapping with "prompt", "messages" or "tokens"; its completion also contains its further members. `smelt generate --help`
+    lists the settings, such as tokens=64, temperature=0.8, seed=1 and samples=4. With samples above 1, give a list: the completions of a prompt
     follow one another."""
     several: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
     single = several is not prompts
@@ -59,7 +59,7 @@ def tokenize(model: Union[str, "os.PathLike[str]"], texts: Sequence[str], **sett
 def tokenize(model: Union[str, "os.PathLike[str]"], texts: Union[str, Sequence[str]], **settings: Any) -> Any:
     """The token ids of a text, or of each text of a list, by the tokenizer of a run, a model folder or a tokenizer.json.
 
-    Settings are those of `smelt data encode`: special=True parses special tokens, template=True adds the tokens around a text."""
+    `smelt data encode --help` lists the settings: special=True parses special tokens, template=True adds the tokens around a text."""
     import numpy as np
 
     single = isinstance(texts, str)

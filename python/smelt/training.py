@@ -1,4 +1,4 @@
-"""A training in a process of its own, whose records are iterated."""
+"""Runs a training in a process of its own and iterates its records."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ POLL_SECONDS = 0.05
 
 
 class Training:
-    """A training that runs. Iterating yields the record of each step as it ends; `records()` yields all kinds of records.
+    """A running training. Iterating yields the record of each step as it ends; `records()` yields all kinds of records.
 
-    An error of the training is raised at its end by iteration and by `wait`. If Python ends or is interrupted first, the training writes a checkpoint
+    If the training fails, iteration and `wait` raise its error at the end. If Python ends or is interrupted first, the training writes a checkpoint
     and stops; the same call continues it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", errors: Any, run: Run, began: float) -> None:
@@ -54,7 +54,8 @@ class Training:
         return self._process.poll() is None
 
     def records(self) -> Iterator[Record]:
-        """The records that this training writes, as it writes them, until it ends. If `smelt launch` starts ranks again, later steps are repeated."""
+        """The records that this training writes, as it writes them, until it ends. If `smelt launch` restarts the ranks, steps after the checkpoint are
+        repeated."""
         latest, place = self._began, _Place(self._path)
         try:
             while True:
@@ -62,7 +63,7 @@ class Training:
                 for line in place.lines():
                     record = parse(line)
                     if record is None or not isinstance(record.get("time"), (int, float)) or record["time"] < latest:
-                        continue  # of an earlier start
+                        continue  # a record of an earlier start
                     latest = record["time"]
                     yield record
                 if ended:
@@ -97,7 +98,7 @@ class Training:
 
 
 class _Place:
-    """The position in a file that grows, and that may be replaced by a shorter one when a run continues."""
+    """The position in a growing file. When a run continues, a shorter file may replace it."""
 
     def __init__(self, path: str) -> None:
         self._path, self._file, self._rest = path, None, b""  # type: str, Any, bytes
@@ -151,7 +152,7 @@ def _run_folder(config: Union[str, "os.PathLike[str]", None], settings: Mapping[
 def train(config: Union[str, "os.PathLike[str]", None] = None, /, ranks: Optional[int] = None, **settings: Any) -> Training:
     """Starts `smelt train CONFIG key=value ...`, and returns the training.
 
-    `config` is a YAML file, a run folder to continue, or None. Settings are those of `smelt train`. A group is a mapping: train("llama.yaml",
+    `config` is a YAML file, a run folder to continue, or None. `smelt train --help` lists the settings. A group is a mapping: train("llama.yaml",
     run="runs/a", steps=300, data={"train": "my-texts"}). With `ranks`, `smelt launch` starts that many ranks and restarts them after failures."""
     words = [os.fspath(config)] if config is not None else []
     words += assignments(settings)
@@ -159,6 +160,6 @@ def train(config: Union[str, "os.PathLike[str]", None] = None, /, ranks: Optiona
     run = Run(_run_folder(config, settings))
     errors = tempfile.NamedTemporaryFile(prefix="smelt-", suffix=".log")
     began = time.time()
-    # Its own group: Ctrl-C in a terminal reaches only Python, which asks the training to stop once.
+    # In its own session: Ctrl-C in a terminal reaches only Python, which then asks the training to stop once.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=subprocess.STDOUT, start_new_session=True)
     return Training(process, errors, run, began)
