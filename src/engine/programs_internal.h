@@ -23,7 +23,7 @@ typedef struct EnginePrograms EnginePrograms;
 /* `owner` NULL: the programs have their own weights. */
 EnginePrograms *engine_programs_create(
     const ModelConfig *config, const EngineOwner *owner, EnginePlace place, EngineSizes *sizes, Error *error);
-/* As engine_plan_beside. */
+/* Implements engine_plan_beside. */
 bool engine_programs_plan(
     const ModelConfig *config, const EngineOwner *owner, EnginePlace place, EngineSizes sizes, EngineNeeds *needs, Error *error);
 void engine_programs_free(EnginePrograms *programs);

@@ -168,12 +168,12 @@ void hf_read_sparse_layers(HfFieldReader *r, const char *name, const json_t *val
     clear_dense_layers(r, name, value, experts);
     while (first < c->layers && !experts[first]) first++;
     for (second = first + 1; second < c->layers && !experts[second];) second++;
-    if (first == c->layers) hf_refuse(r, name, "and decoder_sparse_step leave no layer with experts, which is not supported");
+    if (first == c->layers) hf_refuse(r, name, "and decoder_sparse_step give no layer experts, which is not supported");
     c->experts_first = first;
     c->experts_period = second < c->layers ? second - first : int_max(step, c->layers - first);
     for (int64_t i = 0; i < c->layers; i++)
         if (experts[i] != model_layer_has_experts(c, i))
-            hf_refuse(r, name, "and decoder_sparse_step leave experts in layers at uneven distances, which is not supported");
+            hf_refuse(r, name, "and decoder_sparse_step do not give experts to every Nth layer; other patterns are not supported");
     if (!model_mixes_layers(c)) c->dense_ffn = 0;
 }
 

@@ -16,7 +16,7 @@ static void read_delta_layers(HfFieldReader *r, const char *name, const json_t *
     int64_t first = 0, entries = (int64_t)json_array_size(types);
     c->attention_period = 4;
     if (!types || json_is_null(types)) c->attention_period = hf_integer_or(r, "full_attention_interval", 1, 4);
-    else if (entries != c->layers) hf_refuse(r, name, "does not have a name per layer (num_hidden_layers)");
+    else if (entries != c->layers) hf_refuse(r, name, "does not have one name per layer (num_hidden_layers)");
     if (!r->good || !entries) return;
     for (int64_t i = entries - 1; i >= 0; i--) {
         const char *type = json_string_value(json_array_get(types, (size_t)i));

@@ -1,4 +1,4 @@
-/* GPUs of one vendor, for sensors.c. */
+/* Readings of the GPUs of both vendors, for sensors.c. */
 #pragma once
 
 #include <stdbool.h>

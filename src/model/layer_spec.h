@@ -74,7 +74,7 @@ Trunk builder_decoder(Builder *builder, const Decoder *decoder);
  * experts. */
 extern const LayerSpec llama_names;
 extern const MlpLayer deepseek_experts;
-/* Experts beside a shared one with a gate, as Qwen3-Next and Qwen3.5 have them. */
+/* Routed experts and a gated shared expert, as in Qwen3-Next and Qwen3.5. */
 extern const MlpLayer qwen_experts;
 /* Returns layer `index` with Llama's names, RoPE, window, biases of queries, keys and values, and
  * norms of query and key heads, as the settings have them. */

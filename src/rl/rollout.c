@@ -324,7 +324,7 @@ static bool share_answers(const RolloutMaker *maker, Message *message, bool good
     Error ignored = {0};
     if (!comm_host_broadcast(group, "answers", notice, 2, COMM_I64, 0, good ? error : &ignored)) return false;
     if (notice[1])
-        return is_judge(maker) ? false : error_set(error, ERROR_DATA, "the environment failed, for the reason in another rank's message");
+        return is_judge(maker) ? false : error_set(error, ERROR_DATA, "the environment failed: another rank's message has the reason");
     while ((int64_t)message->count < notice[0]) message_put(message, 0);
     return comm_host_broadcast(group, "answers", message->items, notice[0], COMM_F64, 0, error);
 }

@@ -144,7 +144,7 @@ bool rollout_set_advantages(const RolloutOptions *options, Rollout *rollout, Err
     for (int64_t i = 0; i < rollout->count; i++)
         if (!has_finite_advantages(&rollout->samples[i]))
             return error_set(error, ERROR_NUMERICS,
-                "an advantage of a sample with the reward %g is not finite: rewards, or the values of its tokens, are too large; make "
+                "an advantage of a sample with reward %g is not finite, because rewards or the values of its tokens are too large: make "
                 "rewards smaller",
                 rollout->samples[i].reward);
     return true;

@@ -1,4 +1,4 @@
-/* Scores the tokens of samples by one pass of a program: the reference's log-probabilities, or the values
+/* Scores the tokens of samples with one forward pass of a program: the reference's log-probabilities, or the values
  * of a value head. */
 #pragma once
 

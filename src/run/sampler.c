@@ -50,7 +50,7 @@ Sampler *sampler_open(double every) {
     pthread_mutex_init(&sampler->lock, NULL);
     pthread_cond_init(&sampler->changed, NULL);
     if (thread_start(&sampler->thread, take_samples, sampler) == 0) return sampler;
-    log_warn("metrics.system: cannot start a thread: raise the limit on processes (ulimit -u); the machine is not recorded");
+    log_warn("metrics.system: cannot start a thread, so the machine is not sampled: raise the limit on processes (ulimit -u)");
     sensors_close(sampler->sensors);
     free(sampler);
     return NULL;

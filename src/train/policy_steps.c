@@ -22,9 +22,8 @@ bool loop_open_rollouts(Loop *loop, Error *error) {
     int64_t steps = rl_rollout_steps(&loop->settings.rl);
     if (loop->session.step % steps)
         return error_set(error, ERROR_USAGE,
-            "rl.updates x rl.epochs = %lld does not divide step %lld, after which the run continues: set them to what they were, or fork "
-            "from "
-            "another step",
+            "rl.updates x rl.epochs = %lld does not divide step %lld, from which the run continues: set both to their earlier values, or "
+            "fork from another step",
             (long long)steps, (long long)loop->session.step);
     return loop_agree(loop, "rollouts", rollout_maker_start(loop->maker, error), error);
 }

@@ -267,7 +267,7 @@ INLINE void lines_put_transposed(LOCAL bf16 *tile, unsigned line, unsigned step,
 
 #if defined __NVPTX__
 INLINE void operand_load_transposed_from(Operand *o, LOCAL const bf16 *tile, int from, const int width, const int row, const int column) {
-    int lane = lane_id(), half = from % 64; /* 32 flips one bit of a place, like any bit of tile_xor */
+    int lane = lane_id(), half = from % 64; /* 32 flips one bit of the swizzled place, like each bit of tile_xor */
     UNROLL for (int s = 0; s < 2; s++) {
         uint32_t address =
             lane_address(tile + from - half, width, column + s * 16, lane / 16 * 8 + lane % 8, lane / 8 % 2) ^ (uint32_t)half * 2;
