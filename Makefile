@@ -232,7 +232,7 @@ fuzz: packages ## every reader of foreign bytes under libFuzzer and sanitizers, 
 	@tools/install-packages.sh $(FUZZ_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(LIBRARY)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) run-fuzz BUILD=$(BUILD)/fuzz KERNELS=$(LIBRARY) CC=clang-19 \
-	    SANITIZE="-fsanitize=fuzzer-no-link,address,undefined" CFLAGS="-O1 -g"
+	    SANITIZE="-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all" CFLAGS="-O1 -g"
 
 test-cluster: packages ## real Slurm, and nodes as network namespaces: preemption, requeue, dead nodes, cut links (root, 5 minutes)
 	@tools/install-packages.sh slurm-wlm iproute2

@@ -122,13 +122,21 @@ static bool read_dictionary(Fasttext *model, Cursor *cursor) {
     return true;
 }
 
-/* Finds a matrix of fp32 with rows of the model's width. */
+static float load(const char *matrix, int64_t index) {
+    float value;
+    memcpy(&value, matrix + index * 4, sizeof value);
+    return value;
+}
+
+/* Finds a matrix of finite fp32 numbers with rows of the model's width. */
 static const char *read_matrix(const Fasttext *model, Cursor *cursor, int64_t *rows) {
     int64_t columns;
     if (!read_bytes(cursor, rows, 8) || !read_bytes(cursor, &columns, 8)) return NULL;
     if (columns != model->parameters.width || *rows < 0 || (uint64_t)*rows > (cursor->size - cursor->at) / 4 / (uint64_t)columns)
         return NULL;
     const char *matrix = cursor->bytes + cursor->at;
+    for (int64_t i = 0; i < *rows * columns; i++)
+        if (!isfinite(load(matrix, i))) return NULL;
     cursor->at += (size_t)*rows * (size_t)columns * 4;
     return matrix;
 }
@@ -213,12 +221,6 @@ typedef struct VectorSum {
     int64_t count;
 } VectorSum;
 
-static float load(const char *matrix, int64_t index) {
-    float value;
-    memcpy(&value, matrix + index * 4, sizeof value);
-    return value;
-}
-
 static void add_vector(VectorSum *sum, int64_t row) {
     int64_t width = sum->model->parameters.width;
     for (int64_t i = 0; i < width; i++) sum->hidden[i] += load(sum->model->vectors, row * width + i);
@@ -301,8 +303,10 @@ static void score_softmax(const Fasttext *model, const float *hidden, float *sco
     for (int32_t i = 0; i < model->label_count; i++) scores[i] = expf(log_score(scores[i] / sum));
 }
 
-/* fastText's logistic function, a table of 512 steps. */
+/* fastText's logistic function, a table of 512 steps. NaN, the difference of two sums that are too
+ * large, stays NaN. */
 static float step_logistic(float x) {
+    if (isnan(x)) return x;
     if (x < -8 || x > 8) return x > 8;
     return 1 / (1 + expf(8 - (float)(int)((x + 8) * 32) / 32));
 }

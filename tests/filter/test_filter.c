@@ -1,6 +1,7 @@
 /* Tests of the rules that drop documents: expressions, statistics of texts, fastText models against the scores of the package
  * (tests/golden/fasttext_models.py), and what packing does with a verdict. tests/golden/check_filters.py compares all of it with
  * other code on random documents. */
+#include <math.h>
 #include <zstd.h>
 
 #include "support/data_files.h"
@@ -310,6 +311,11 @@ static void a_model_that_is_cut_or_changed_is_refused_or_read_in_bounds(void **s
         fasttext_free(model);
     }
     assert_true(opened > 50);
+    const float nan = NAN;
+    memcpy(bytes + size - sizeof nan, &nan, sizeof nan); /* the last weight: finite numbers alone are a model */
+    write_bytes("cut.bin", bytes, size);
+    assert_null(fasttext_open("cut.bin", &error));
+    assert_non_null(strstr(error.message, "damaged"));
     free(bytes);
 }
 
