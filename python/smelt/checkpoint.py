@@ -40,7 +40,7 @@ class Checkpoint(Mapping[str, "NDArray[Any]"]):
     because NumPy has no BF16, and a tensor that several ranks wrote in parts is joined."""
 
     def __init__(self, folder: Union[str, "os.PathLike[str]"]) -> None:
-        self.folder = os.fspath(folder)
+        self.folder = os.path.join(os.getcwd(), folder)  # stays right after os.chdir
         path = os.path.join(self.folder, "manifest.json")
         try:
             with open(path, "rb") as file:

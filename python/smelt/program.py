@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from typing import Any, Iterable, List, Mapping, Optional
+from numbers import Number
+from typing import Any, Collection, Iterable, List, Mapping, Optional, Union
 
 PREEMPTED = 8  # docs/exit-codes.md
 
@@ -27,13 +29,15 @@ def program() -> str:
     """The path of the program: $SMELT, else the program that was installed with this package, else the one in $PATH."""
     chosen = os.environ.get("SMELT")
     if chosen:
-        return chosen
+        found = shutil.which(chosen)
+        if not found:
+            raise Error(f"SMELT={chosen} is not a program: set SMELT to the path of smelt, or unset it to use the installed one", 2)
+        return found
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for folder in (os.path.dirname(sys.executable), os.path.join(package, "bin")):  # an environment; pip install --target
         path = os.path.join(folder, "smelt")
         if os.access(path, os.X_OK):
             return path
-    import shutil
     import sysconfig
 
     for found in (os.path.join(sysconfig.get_path("scripts"), "smelt"), os.path.join(os.path.expanduser("~/.local/bin"), "smelt")):
@@ -50,23 +54,44 @@ def version() -> str:
     return run_program(["--version"]).decode().splitlines()[0]
 
 
-def word(value: Any) -> str:
+def place(path: Union[str, "os.PathLike[str]"]) -> str:
+    """A path in the notation of the command line, where a leading - or an = would make an option of it."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"{path!r} is not a path: give a str or os.PathLike, such as os.fsdecode(PATH)")
+    return f"./{text}" if "://" not in text and (text.startswith("-") or "=" in text) and not text.startswith(("/", "./")) else text
+
+
+def word(name: str, value: Any) -> str:
     """A value in the notation of the command line."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()  # a scalar of NumPy or PyTorch
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
-        return ",".join(word(item) for item in value)
-    return str(value)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, (str, Number)):
+        return str(value)
+    raise TypeError(f"{name}={value!r} is of type {type(value).__name__}: a setting is a str, a number, a bool, a path, or a mapping for a group")
 
 
-def assignments(settings: Mapping[str, Any], prefix: str = "") -> List[str]:
-    """key=value for each setting. A mapping is a group: optimizer={"lr": 1e-3} becomes optimizer.lr=0.001. None leaves a setting out."""
+def assignments(settings: Mapping[str, Any], lists: Collection[str] = (), objects: Collection[str] = (), prefix: str = "") -> List[str]:
+    """key=value for each setting. A mapping is a group: optimizer={"lr": 1e-3} becomes optimizer.lr=0.001. None leaves a setting out.
+
+    `lists`: the settings that take a list with commas. `objects`: the settings that take JSON."""
     words: List[str] = []
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            words += assignments(value, f"{prefix}{name}.")
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if name in objects and isinstance(value, (list, tuple, Mapping)):
+            words.append(f"{name}={json.dumps(value)}")
+        elif isinstance(value, Mapping):
+            words += assignments(value, lists, objects, f"{name}.")
+        elif isinstance(value, (list, tuple)):
+            if name not in lists:
+                raise TypeError(f"{name}={value!r} is a list, but only these settings take one: {', '.join([*lists, *objects]) or 'none'}")
+            words.append(f"{name}={','.join(word(name, item) for item in value)}")
         elif value is not None:
-            words.append(f"{prefix}{name}={word(value)}")
+            words.append(f"{name}={word(name, value)}")
     return words
 
 
@@ -96,4 +121,4 @@ def run_program(arguments: Iterable[str], given: Optional[bytes] = None) -> byte
 
 def show(folder: str) -> Any:
     """The object that `smelt show RUN json=true` prints."""
-    return json.loads(run_program(["show", folder, "json=true"]))
+    return json.loads(run_program(["show", place(folder), "json=true"]))

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
 
 from .checkpoint import Checkpoint
-from .program import Error, run_program, show
+from .program import Error, place, run_program, show
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,7 +78,8 @@ class Run:
     """A run folder. It may be training; each property reads its present state."""
 
     def __init__(self, folder: Union[str, "os.PathLike[str]"]) -> None:
-        self.folder = os.fspath(folder)
+        self._at = os.getcwd()
+        self.folder = os.path.join(self._at, folder)  # stays right after os.chdir
 
     def __repr__(self) -> str:
         return f"smelt.Run({self.folder!r})"
@@ -133,16 +134,20 @@ class Run:
 
     def checkpoint(self, step: Union[int, str, None] = None) -> Checkpoint:
         """The checkpoint of a step, "best" for that of the lowest validation loss, or else the newest one."""
+        if isinstance(step, str) and step != "best":
+            if not step.isdecimal():
+                raise ValueError(f'checkpoint({step!r}): give the number of a step, "best", or nothing for the newest')
+            step = int(step)
         info = self.info
         intact = [one for one in info["checkpoints"] if "error" not in one]
         chosen = [one for one in intact if step in (None, one["step"]) or (step == "best" and one.get("best"))]
-        store = str(info["store"])
+        store = str(info["store"])  # may be relative
         if not chosen:
             steps = ", ".join(str(one["step"]) for one in intact) or "none"
             raise Error(f"{self.folder} has no checkpoint {'' if step is None else step}; it has {steps}", 7)
         if store.startswith("s3://"):
             raise Error(f"the checkpoints of {self.folder} are in a bucket: copy one and open it by smelt.Checkpoint(FOLDER), or use `smelt convert`", 2)
-        return Checkpoint(os.path.join(store, "checkpoints", f"step-{chosen[0]['step']:08d}"))
+        return Checkpoint(os.path.join(self._at, store, "checkpoints", f"step-{chosen[0]['step']:08d}"))
 
     def generate(self, prompt: Any, **settings: Any) -> Any:
         """`smelt.generate` with the newest checkpoint."""
@@ -158,5 +163,5 @@ class Run:
 
     def report(self) -> str:
         """Writes the page of the run, and returns its path."""
-        run_program(["report", self.folder])
+        run_program(["report", place(self.folder)])
         return os.path.join(self.folder, "report.html")

@@ -7,13 +7,15 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Union, overload
 
-from .program import assignments, run_program
+from .program import assignments, place, run_program
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 Prompt = Union[str, Mapping[str, Any]]
+
+JSON_SETTINGS = ("stop", "logit_bias")  # of smelt generate
 
 
 class Completion(Dict[str, Any]):
@@ -35,8 +37,10 @@ def generate(model: Union[str, "os.PathLike[str]"], prompts: Union[Prompt, Seque
     """Completes a prompt, or all prompts of a list together.
 
     A prompt is a text, or a mapping with "prompt", "messages" or "tokens"; its completion also contains its further members. `smelt generate --help`
-    lists the settings, such as tokens=64, temperature=0.8, seed=1 and samples=4. With samples above 1, give a list: the completions of a prompt
-    follow one another."""
+    lists the settings, such as tokens=64, temperature=0.8, seed=1, stop=["END", "\\n\\n"] and samples=4. With samples above 1, give a list: the
+    completions of a prompt follow one another."""
+    if "out" in settings:
+        raise TypeError("out= is the file of `smelt generate`, but smelt.generate returns the completions: leave out= out")
     several: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
     single = several is not prompts
     if single and settings.get("samples", 1) != 1:
@@ -46,7 +50,7 @@ def generate(model: Union[str, "os.PathLike[str]"], prompts: Union[Prompt, Seque
         given, results = os.path.join(folder, "prompts.jsonl"), os.path.join(folder, "results.jsonl")
         with open(given, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-        run_program(["generate", os.fspath(model), given, f"out={results}", *assignments(settings)])
+        run_program(["generate", place(model), given, f"out={results}", *assignments(settings, objects=JSON_SETTINGS)])
         with open(results, encoding="utf-8") as file:
             completions = [Completion(json.loads(line)) for line in file]
     return completions[0] if single else completions
@@ -62,8 +66,11 @@ def tokenize(model: Union[str, "os.PathLike[str]"], texts: Union[str, Sequence[s
     `smelt data encode --help` lists the settings: special=True parses special tokens, template=True adds the tokens around a text."""
     import numpy as np
 
+    for name in ("documents", "field"):
+        if name in settings:
+            raise TypeError(f"{name}= says how `smelt data encode` reads a file, but smelt.tokenize is given texts: leave {name}= out")
     single = isinstance(texts, str)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in ([texts] if single else texts))
-    output = run_program(["data", "encode", os.fspath(model), "documents=json", *assignments(settings)], lines.encode())
+    output = run_program(["data", "encode", place(model), "documents=json", *assignments(settings)], lines.encode())
     ids = [np.array(line.split(), dtype=np.int32) for line in output.decode().splitlines()]
     return ids[0] if single else ids

@@ -11,10 +11,19 @@ import time
 import weakref
 from typing import Any, Dict, Iterator, Mapping, Optional, Union
 
-from .program import PREEMPTED, Error, assignments, failure, program
+from .program import PREEMPTED, Error, assignments, failure, place, program
 from .run import Record, Run, parse
 
 POLL_SECONDS = 0.05
+LIST_SETTINGS = (  # settings of smelt train that take a list with commas
+    "lora.targets",
+    "lora.modules_to_save",
+    "lora.tokens",
+    "model.rope_short_factors",
+    "model.rope_long_factors",
+    "resume.accept",
+    "rl.reward",
+)
 
 
 class Training:
@@ -154,8 +163,8 @@ def train(config: Union[str, "os.PathLike[str]", None] = None, /, ranks: Optiona
 
     `config` is a YAML file, a run folder to continue, or None. `smelt train --help` lists the settings. A group is a mapping: train("llama.yaml",
     run="runs/a", steps=300, data={"train": "my-texts"}). With `ranks`, `smelt launch` starts that many ranks and restarts them after failures."""
-    words = [os.fspath(config)] if config is not None else []
-    words += assignments(settings)
+    words = [place(config)] if config is not None else []
+    words += assignments(settings, LIST_SETTINGS)
     command = [program(), *(["launch", "-n", str(ranks), "--"] if ranks is not None else []), "train", *words]
     run = Run(_run_folder(config, settings))
     errors = tempfile.NamedTemporaryFile(prefix="smelt-", suffix=".log")

@@ -188,6 +188,68 @@ class Runs(InFolder):
         with self.assertRaisesRegex(smelt.Error, "none"):
             smelt.generate("none", "x")
 
+    def test_lists_reach_settings_that_take_them(self):
+        settings = {"tokens": 40, "device": "cpu", "temperature": 0}
+        whole = str(self.run_of_a.generate("the step", **settings))
+        self.assertGreater(len(whole), 2)
+        end = whole[len(whole) // 2]
+        for stop in ([end, "zz"], ("zz", end), end):
+            self.assertEqual(str(self.run_of_a.generate("the step", stop=stop, **settings)), whole[: whole.index(end)])
+        biased = self.run_of_a.generate("the step", logit_bias={ord("q"): 100}, **{**settings, "tokens": 3})
+        self.assertEqual(str(biased), "qqq")
+        with self.assertRaisesRegex(TypeError, "tokens=.*list.*stop, logit_bias"):
+            self.run_of_a.generate("x", tokens=[1, 2])
+        with self.assertRaisesRegex(TypeError, "data.train=.*list.*lora.targets"):
+            smelt.train(run="b", data={"train": ["text", "text"]})
+        lora = {"rank": 2, "targets": ["q_proj", "v_proj"]}
+        adapted = smelt.train(init="a", run="b", steps=1, data=TINY["data"], batch=TINY["batch"], device="cpu", threads=1, lora=lora).wait()
+        self.assertFalse([name for name in adapted.checkpoint() if "lora" in name and not ("q_proj" in name or "v_proj" in name)])
+
+    def test_settings_that_cannot_be_honored_are_refused(self):
+        for refused in ({"out": "x"}, {"seed": b"1"}, {"seed": {1}}):
+            with self.assertRaisesRegex(TypeError, next(iter(refused))):
+                smelt.generate("a", "x", **refused)
+        for refused in ({"documents": "line"}, {"field": "x"}):
+            with self.assertRaisesRegex(TypeError, next(iter(refused))):
+                smelt.tokenize("a", "x", **refused)
+        with self.assertRaisesRegex(TypeError, "path"):
+            smelt.tokenize(b"a", "x")
+
+    def test_folders_may_have_names_like_options(self):
+        for name in ("-r", "--run", "a=b"):
+            os.rename(self.run_of_a.folder, name)
+            self.run_of_a = run = smelt.Run(name)
+            self.assertEqual(run.state, "finished")
+            self.assertTrue(os.path.getsize(run.report()) > 1000)
+            self.assertEqual(smelt.tokenize(name, "ab").tolist(), [97, 98])
+            smelt.generate(name, "x", tokens=2, device="cpu")
+            if "=" in name:  # smelt train takes no such folder, and says so
+                continue
+            at = run.checkpoints[0]
+            self.assertEqual([step.step for step in smelt.train(name, steps=at + 2, threads=1)], [at + 1, at + 2])
+
+    def test_a_run_stays_the_same_after_a_change_of_the_folder(self):
+        newest = self.run_of_a.checkpoint()
+        os.chdir("/")
+        self.assertEqual(self.run_of_a.metrics["step"].tolist(), list(range(1, 9)))
+        self.assertEqual(self.run_of_a.state, "finished")
+        for checkpoint in (newest, self.run_of_a.checkpoint("4")):
+            self.assertTrue(np.isfinite(next(iter(checkpoint.values()))).all())
+        with self.assertRaisesRegex(ValueError, "step.*best"):
+            self.run_of_a.checkpoint("newest")
+
+    def test_a_missing_program_is_an_error(self):
+        before = os.environ.get("SMELT")
+        os.environ["SMELT"] = "none/smelt"
+        try:
+            for call in (smelt.version, lambda: smelt.train(**tiny(run="b"))):
+                with self.assertRaisesRegex(smelt.Error, "SMELT=none/smelt"):
+                    call()
+        finally:
+            del os.environ["SMELT"]
+            if before is not None:
+                os.environ["SMELT"] = before
+
     def test_tokens(self):
         np.testing.assert_array_equal(self.run_of_a.tokenize("a step\n"), list(b"a step\n"))
         texts = ["", "two\nlines", "\u00e9"]
