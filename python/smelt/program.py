@@ -11,6 +11,7 @@ from numbers import Number
 from typing import Any, Collection, Iterable, List, Mapping, Optional, Union
 
 PREEMPTED = 8  # docs/exit-codes.md
+RANK_MESSAGES = 4  # most messages of ranks in an error
 
 
 class Error(RuntimeError):
@@ -95,11 +96,18 @@ def assignments(settings: Mapping[str, Any], lists: Collection[str] = (), object
     return words
 
 
-def failure(code: int, errors: str) -> Error:
-    """The error of a command that ended with this exit code and wrote `errors` to stderr."""
+def failure(code: int, errors: str, ranks: bool = False) -> Error:
+    """The error of a command that ended with this exit code and wrote `errors` to stderr. `ranks`: `smelt launch` wrote them after those of its ranks."""
     if code == PREEMPTED:
         return Paused(last_message(errors, "stopped by a signal"), code)
-    return Error(last_message(errors, f"smelt ended with exit code {code}" if code > 0 else f"signal {-code} ended smelt"), code)
+    if code < 0:  # the last line is any output
+        said = last_message(errors, "") if any(line.startswith("error: ") for line in errors.splitlines()) else ""
+        return Error(f"signal {-code} ended smelt" + (f": {said}" if said else ""), code)
+    message = last_message(errors, f"smelt ended with exit code {code}")
+    if ranks:
+        own = [line[len("error: ") :] for line in errors.splitlines() if line.startswith("error: ")][:-1]
+        message = "\n".join([*list(dict.fromkeys(own))[-RANK_MESSAGES:], message])
+    return Error(message, code)
 
 
 def last_message(errors: str, otherwise: str) -> str:

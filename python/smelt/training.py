@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-import weakref
-from typing import Any, Dict, Iterator, Mapping, Optional, Union
+from typing import Any, Dict, Iterator, Mapping, Optional, Set, Union
 
 from .program import PREEMPTED, Error, assignments, failure, place, program
 from .run import Record, Run, parse
 
 POLL_SECONDS = 0.05
+START = b'{"kind": "start",'
 LIST_SETTINGS = (  # settings of smelt train that take a list with commas
     "lora.targets",
     "lora.modules_to_save",
@@ -30,13 +31,14 @@ class Training:
     """A running training. Iterating yields the record of each step as it ends; `records()` yields all kinds of records.
 
     If the training fails, iteration and `wait` raise its error at the end. If Python ends or is interrupted first, the training writes a checkpoint
-    and stops; the same call continues it."""
+    and stops; the same call continues it. A loop that ends early leaves it running: use `with`, or call `stop`."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", errors: Any, run: Run, began: float) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", errors: Any, run: Run, earlier: Set[bytes], ranks: bool) -> None:
         self.run = run
-        self._process, self._errors, self._began, self._stopped = process, errors, began, False
-        self._path = os.path.abspath(os.path.join(run.folder, "metrics.jsonl"))
-        atexit.register(_stop_at_exit, weakref.ref(self))
+        self._process, self._errors, self._earlier, self._ranks, self._stopped = process, errors, earlier, ranks, False
+        self._path = os.path.join(run.folder, "metrics.jsonl")
+        _running.difference_update([training for training in list(_running) if not training.running])
+        _running.add(self)
 
     def __repr__(self) -> str:
         return f"smelt.Training({self.run.folder!r})"
@@ -65,16 +67,14 @@ class Training:
     def records(self) -> Iterator[Record]:
         """The records that this training writes, as it writes them, until it ends. If `smelt launch` restarts the ranks, steps after the checkpoint are
         repeated."""
-        latest, place = self._began, _Place(self._path)
+        file = _Place(self._path, self._earlier)
         try:
             while True:
                 ended = not self.running  # before the records are read, so that none is missed
-                for line in place.lines():
+                for line in file.lines():
                     record = parse(line)
-                    if record is None or not isinstance(record.get("time"), (int, float)) or record["time"] < latest:
-                        continue  # a record of an earlier start
-                    latest = record["time"]
-                    yield record
+                    if record is not None:
+                        yield record
                 if ended:
                     break
                 time.sleep(POLL_SECONDS)
@@ -83,20 +83,25 @@ class Training:
             self._process.wait()
             raise
         finally:
-            place.close()
+            file.close()
         self.wait()
 
     def stop(self) -> None:
-        """Asks the training to write a checkpoint and to end, as SIGTERM does."""
-        if self.running:
+        """Asks the training to write a checkpoint and to end, as SIGTERM does. Further calls do nothing."""
+        if self.running and not self._stopped:
             self._stopped = True
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout: Optional[float] = None) -> Run:
         """Waits for the end, and returns the run. Raises `Paused` if a signal from elsewhere stopped the training, and `Error` if it failed."""
-        code = self._process.wait(timeout)
-        if code and not (code == PREEMPTED and self._stopped):
-            raise failure(code, self.output)
+        try:
+            code = self._process.wait(timeout)
+        except KeyboardInterrupt:
+            self.stop()
+            self._process.wait()
+            raise
+        if code and not (self._stopped and code in (PREEMPTED, -signal.SIGTERM)):  # SIGTERM: before the program could handle it
+            raise failure(code, self.output, self._ranks)
         return self.run
 
     @property
@@ -107,25 +112,24 @@ class Training:
 
 
 class _Place:
-    """The position in a growing file. When a run continues, a shorter file may replace it."""
+    """The position in a growing metrics.jsonl. A file begins with records of earlier starts, up to the first start record that is not in `earlier`.
 
-    def __init__(self, path: str) -> None:
+    When a run continues, and after each restart of ranks, a file replaces it that lacks the records after the checkpoint and has the earlier start
+    records unchanged. A file that begins with another record during a training is new, because somebody removed the last one."""
+
+    def __init__(self, path: str, earlier: Set[bytes]) -> None:
         self._path, self._file, self._rest = path, None, b""  # type: str, Any, bytes
+        self._earlier, self._own, self._begins = set(earlier), False, True
 
     def lines(self) -> Iterator[bytes]:
-        """The whole lines since the last call."""
+        """The whole lines of this training since the last call."""
         while True:
             if self._file is None:
                 try:
-                    self._file, self._rest = open(self._path, "rb"), b""
+                    self._file, self._rest, self._begins = open(self._path, "rb"), b"", True
                 except FileNotFoundError:
                     return
-            while True:
-                read = self._file.read(1 << 20)
-                *lines, self._rest = (self._rest + read).split(b"\n")
-                yield from lines
-                if not read:
-                    break
+            yield from self._read()
             try:
                 now = os.stat(self._path)
             except FileNotFoundError:
@@ -133,7 +137,24 @@ class _Place:
             mine = os.fstat(self._file.fileno())
             if (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino) and now.st_size >= self._file.tell():
                 return
+            yield from self._read()  # lines that were written before the file was replaced
             self.close()
+
+    def _read(self) -> Iterator[bytes]:
+        while True:
+            read = self._file.read(1 << 20)
+            *lines, self._rest = (self._rest + read).split(b"\n")
+            for line in lines:
+                start = line.startswith(START)
+                if self._begins:
+                    self._own, self._begins = self._own and not start, False
+                if start and line not in self._earlier:
+                    self._own = True
+                    self._earlier.add(line)
+                if self._own:
+                    yield line
+            if not read:
+                return
 
     def close(self) -> None:
         if self._file is not None:
@@ -141,11 +162,44 @@ class _Place:
         self._file = None
 
 
-def _stop_at_exit(reference: "weakref.ref[Training]") -> None:
-    training = reference()
-    if training is not None and training.running:
+def _starts(path: str) -> Set[bytes]:
+    """The start records in a metrics.jsonl. The time in them makes each one unique."""
+    try:
+        with open(path, "rb") as file:
+            return {line.rstrip(b"\n") for line in file if line.startswith(START)}
+    except OSError:
+        return set()
+
+
+_running: Set[Training] = set()  # the program must not outlive Python because a script dropped the object
+
+
+def _stop_all() -> None:
+    """Stops all trainings, and waits until they have ended."""
+    trainings = [training for training in list(_running) if training.running]
+    for training in trainings:
         training.stop()
-        training._process.wait()
+    for training in trainings:
+        try:  # not Popen.wait: a handler may interrupt it while it holds its lock
+            os.waitid(os.P_PID, training.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            pass
+
+
+atexit.register(_stop_all)
+
+
+def _on_terminate(number: int, _: Any) -> None:
+    """Stops all trainings, and then ends Python as SIGTERM does by default. A second signal ends it at once."""
+    signal.signal(number, signal.SIG_DFL)
+    _stop_all()
+    os.kill(os.getpid(), number)
+
+
+def _handle_terminate() -> None:
+    """Installs the handler, unless the program has its own. Python allows it only in the main thread."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _on_terminate)
 
 
 def _run_folder(config: Union[str, "os.PathLike[str]", None], settings: Mapping[str, Any]) -> str:
@@ -167,8 +221,12 @@ def train(config: Union[str, "os.PathLike[str]", None] = None, /, ranks: Optiona
     words += assignments(settings, LIST_SETTINGS)
     command = [program(), *(["launch", "-n", str(ranks), "--"] if ranks is not None else []), "train", *words]
     run = Run(_run_folder(config, settings))
+    earlier = _starts(os.path.join(run.folder, "metrics.jsonl"))
+    if config is not None and settings.get("fork"):  # its records begin with those of the run that it continues
+        base = os.fspath(config)
+        earlier |= _starts(os.path.join(base if os.path.isdir(base) else base.rpartition("@")[0], "metrics.jsonl"))
     errors = tempfile.NamedTemporaryFile(prefix="smelt-", suffix=".log")
-    began = time.time()
+    _handle_terminate()
     # In its own session: Ctrl-C in a terminal reaches only Python, which then asks the training to stop once.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=subprocess.STDOUT, start_new_session=True)
-    return Training(process, errors, run, began)
+    return Training(process, errors, run, earlier, ranks is not None)

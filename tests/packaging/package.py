@@ -1,4 +1,5 @@
 """Tests of the Python package, run with a Python that has the wheel installed. They train a tiny model on the CPU."""
+import json
 import os
 import signal
 import subprocess
@@ -51,6 +52,36 @@ class Training(InFolder):
         self.assertEqual([step.step for step in smelt.train("a", steps=8, threads=1)], [6, 7, 8])
         self.assertEqual(smelt.Run("a").metrics["step"].tolist(), list(range(1, 9)))
 
+    def test_records_do_not_depend_on_the_clock(self):
+        smelt.train(**tiny(run="a", steps=5)).wait()
+        with open("a/metrics.jsonl") as file:
+            records = [json.loads(line) for line in file]
+        with open("a/metrics.jsonl", "w") as file:  # as if the clock had gone back since
+            file.writelines(json.dumps({**record, "time": record["time"] + 1e6}) + "\n" for record in records)
+        self.assertEqual([step.step for step in smelt.train("a", steps=8, threads=1)], [6, 7, 8])
+        self.assertEqual([step.step for step in smelt.train("a", fork="b", steps=10, threads=1)], [9, 10])
+        self.assertEqual([step.step for step in smelt.train("a@5", fork="c", steps=7, threads=1)], [6, 7])
+
+    def test_restarted_ranks_repeat_only_steps_after_the_checkpoint(self):
+        training = smelt.train(ranks=2, **tiny(run="a", steps=100000, checkpoint={"every": 5}, metrics={"system": 0}))
+        starts, steps = [], []  # a list of steps for each start
+        for record in training.records():
+            if record.kind == "start":
+                starts.append(record.step)
+                steps.append([])
+            elif record.kind == "step":
+                steps[-1].append(record.step)
+                if len(starts) == 1 and record.step == 12:
+                    with open(f"/proc/{training.pid}/task/{training.pid}/children") as file:
+                        os.kill(int(file.read().split()[0]), signal.SIGKILL)
+                if len(starts) == 2:
+                    training.stop()
+        self.assertEqual([len(starts), starts[0], starts[1] % 5], [2, 0, 0])
+        for first, of_start in zip(starts, steps):
+            self.assertEqual(of_start, list(range(first + 1, first + 1 + len(of_start))))
+        self.assertGreaterEqual(len(steps[0]), 12)
+        self.assertTrue(steps[1])
+
     def test_records_have_all_kinds(self):
         training = smelt.train(**tiny(run="a", steps=4, eval={"every": 2, "sample_tokens": 4}))
         kinds = {record.kind for record in training.records()}
@@ -62,6 +93,22 @@ class Training(InFolder):
         self.assertEqual(caught.exception.code, 2)
         with self.assertRaisesRegex(ValueError, "run="):
             smelt.train(steps=1)
+        with self.assertRaisesRegex(smelt.Error, "(?s)model.width.*rank 0"):
+            smelt.train(ranks=2, **tiny(run="a", steps=4, model={"width": -1})).wait()
+
+    def test_an_error_names_the_signal_that_killed_the_program(self):
+        training = smelt.train(**tiny(run="a", steps=100000))
+        with self.assertRaisesRegex(smelt.Error, "^signal 9 ended smelt$") as caught:
+            for step in training:
+                if step.step == 3:
+                    os.kill(training.pid, signal.SIGKILL)
+        self.assertEqual(caught.exception.code, -9)
+
+    def test_a_training_that_is_stopped_as_it_starts_ends_quietly(self):
+        for ranks in (None, 2):
+            with smelt.train(ranks=ranks, **tiny(run="a", steps=100000)) as training:
+                pass
+            self.assertFalse(training.running)
 
     def test_stop_pauses_and_the_same_call_continues(self):
         settings = tiny(run="a", steps=100000)
@@ -88,6 +135,22 @@ class Training(InFolder):
         code = f"import smelt; steps = iter(smelt.train(**{tiny(run='a', steps=100000)!r})); print(next(steps).step)"
         subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
         self.assertEqual(smelt.Run("a").state, "paused")
+
+    def test_the_end_of_python_pauses_a_training_that_no_name_refers_to(self):
+        code = f"import smelt\nfor step in smelt.train(**{tiny(run='a', steps=100000)!r}):\n    if step.step >= 3: break\n"
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+        self.assertEqual(smelt.Run("a").state, "paused")
+
+    def test_a_signal_that_ends_python_pauses_the_training(self):
+        settings = tiny(run="a", steps=100000)
+        for waits, number, code in (("t.wait()", signal.SIGTERM, -15), ("list(t)", signal.SIGTERM, -15), ("t.wait()", signal.SIGINT, -2)):
+            script = f"import smelt; t = smelt.train(**{settings!r}); print(next(iter(t)).step, flush=True); {waits}"
+            python = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            self.assertTrue(python.stdout.readline())
+            python.send_signal(number)
+            python.stdout.close()
+            self.assertEqual(python.wait(), code)
+            self.assertEqual(smelt.Run("a").state, "paused")
 
     def test_an_interrupt_pauses_the_training(self):
         interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
@@ -265,8 +328,6 @@ class Runs(InFolder):
 
 def read_safetensors(path):
     """All tensors of a file of float32."""
-    import json
-
     with open(path, "rb") as file:
         data = file.read()
     size = int.from_bytes(data[:8], "little")
