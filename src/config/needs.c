@@ -65,6 +65,7 @@ CONDITION(has_penalty, policy_has(config, POLICY_DIFFERENCE))
 CONDITION(follows_rewards, config->model.policy.loss &&policy_rule(&config->model.policy)->advantage != ADVANTAGE_TEACHER)
 CONDITION(compares_samples, policy_compares(&config->model.policy))
 CONDITION(has_values, policy_has_values(&config->model.policy))
+CONDITION(has_rate, config->optimizer.lr > 0)
 CONDITION(has_kl, config->model.policy.loss && config->model.policy.kl > 0)
 CONDITION(has_reference,
     has_kl(config, facts) || (config->model.policy.loss && policy_rule(&config->model.policy)->advantage == ADVANTAGE_TEACHER))
@@ -337,6 +338,7 @@ static const Need rows[] = {
     {"rl.lam", "rl.loss=ppo", has_values, REFUSE},
     {"rl.whiten", "rl.loss=ppo", has_values, REFUSE},
     {"rl.value_lr", "rl.loss=ppo", has_values, REFUSE},
+    {"rl.value_lr", "optimizer.lr above 0, whose schedule it follows", has_rate, REFUSE},
     {"rl.kl", "rl.kl_coef", has_kl, REFUSE},
     {"rl.reference", "rl.kl_coef or rl.loss=distill", has_reference, REFUSE},
 
