@@ -642,7 +642,7 @@ static bool make_round(RolloutMaker *maker, int64_t index, int64_t round, Watchd
 
 bool rollout_make(RolloutMaker *maker, int64_t index, Watchdog *watchdog, Rollout *rollout, Error *error) {
     const RlConfig *rl = &maker->options.config->rl;
-    *rollout = (Rollout){.facts = {.value = NAN, .explained = NAN}};
+    *rollout = (Rollout){.facts = {.kl = NAN, .value = NAN, .explained = NAN}};
     EngineCounts before = engine_counts(maker->engine);
     exchange_finish_weights(maker->options.session->training.exchange);
     for (int64_t round = 0; round <= rl->refill && rollout->groups < rl->prompts && !rollout->stopped; round++)

@@ -23,6 +23,7 @@ typedef struct RolloutFacts {
     json_t *rewards;               /* the mean of each reward, and of each metric of programs as NAME.METRIC; owned by the rollout */
     double surprise;               /* -log p of drawn tokens, per token: the estimated entropy */
     double failed;                 /* share of the samples without a reward */
+    double kl;                     /* old minus reference log-probability, per trained token; NaN: no reference */
     double value, explained;       /* of trained tokens: mean value, and share of the returns' variance that values explain; NaN: none */
     double generating, judging, scoring; /* seconds: generation; then waiting for rewards and the environment; reference and values */
 } RolloutFacts;

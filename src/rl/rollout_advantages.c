@@ -107,6 +107,13 @@ static void whiten_advantages(const Config *config, Rollout *rollout) {
     EACH_TRAINED(config, rollout, sample, t) sample->advantages[t] = all[at++];
 }
 
+/* Sets the divergence from the reference, as rl.kl=reward subtracts it. */
+static void describe_divergence(const Config *config, Rollout *rollout) {
+    double sum = 0, count = 0;
+    EACH_TRAINED(config, rollout, sample, t) if (sample->reference) sum += sample->old[t] - sample->reference[t], count++;
+    rollout->facts.kl = count > 0 ? sum / count : NAN;
+}
+
 /* Sets the mean value, and the share of the returns' variance that the values explain. */
 static void describe_values(const Config *config, Rollout *rollout) {
     double count = (double)trained_tokens(config, rollout), value = 0, target = 0, error = 0, spread = 0, errors = 0;
@@ -139,6 +146,7 @@ bool rollout_set_advantages(const RolloutOptions *options, Rollout *rollout, Err
     if (policy_compares(&config->model.policy)) compare_samples(config, rollout);
     for (int64_t i = 0; i < rollout->count && kind == ADVANTAGE_TEACHER; i++) follow_teacher(&rollout->samples[i]);
     for (int64_t i = 0; i < rollout->count && kind == ADVANTAGE_OF_VALUES; i++) follow_values(config, &rollout->samples[i]);
+    describe_divergence(config, rollout);
     if (kind == ADVANTAGE_OF_VALUES) describe_values(config, rollout);
     if (kind == ADVANTAGE_OF_VALUES && config->rl.whiten) whiten_advantages(config, rollout);
     for (int64_t i = 0; i < rollout->count; i++)

@@ -111,7 +111,7 @@ bool loop_take_samples(Loop *loop, Error *error) {
 void loop_describe_policy(const Loop *loop, const double sums[POLICY_SUMS], PolicyMetrics *metrics) {
     const RolloutFacts *facts = &loop->rollout.facts;
     double tokens = fmax(sums[POLICY_TOKENS], 1);
-    bool values = loop->config->model.policy.values;
+    bool values = loop->config->model.policy.values, in_loss = loop->config->rl.kl == RL_KL_LOSS;
     *metrics = (PolicyMetrics){.samples = facts->samples,
         .reward = facts->reward,
         .deviation = facts->deviation,
@@ -122,7 +122,7 @@ void loop_describe_policy(const Loop *loop, const double sums[POLICY_SUMS], Poli
         .turns = facts->turns,
         .rewards = json_object_size(facts->rewards) ? facts->rewards : NULL,
         .entropy = facts->surprise,
-        .kl = loop->config->model.policy.kl > 0 && loop->config->rl.kl == RL_KL_LOSS ? sums[POLICY_KL] / tokens : NAN,
+        .kl = loop->config->model.policy.kl > 0 ? in_loss ? sums[POLICY_KL] / tokens : facts->kl : NAN,
         .clipped = sums[POLICY_CLIPPED] / tokens,
         .mismatch = sums[POLICY_MISMATCH] / tokens,
         .different = sums[POLICY_DIFFERENT] / tokens,

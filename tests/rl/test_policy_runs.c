@@ -101,6 +101,7 @@ static void every_loss_trains(void **state) {
         smelt_good(words);
         char *run = memory_format("loss-%s", losses[i]);
         assert_true(recorded(run, "step", -1, "grad_norm") > 0);
+        assert_true(fabs(recorded(run, "step", 0, "kl")) < 1e-6); /* the model is its reference */
         free(run);
     }
 }
