@@ -171,7 +171,7 @@ $(BUILD)/tests/packaging/test_python: | $(if $(SANITIZE),,$(BUILD)/wheel/made)
 
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: FORCE help check check-amd host-objects test test-quick run-test run-rooms test-asan test-tsan bench-gate test-browser screenshots test-cluster test-ranks run-tests test-faults fuzz run-fuzz demo packages gpu-report clean
+.PHONY: FORCE help check check-amd host-objects test test-quick run-test run-rooms test-asan test-tsan coverage bench-gate test-browser screenshots test-cluster test-ranks run-tests test-faults fuzz run-fuzz demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -219,6 +219,15 @@ test-tsan: packages ## tests of rooms with threads under ThreadSanitizer; ROOMS=
 	@tools/install-packages.sh $(TEST_PACKAGES) $(TSAN_PACKAGES)
 	@tools/test-tsan $(BUILD)/tsan /usr/lib/llvm-19/lib/libarcher.so $(MAKE) --no-print-directory -s -j$(JOBS) run-rooms ROOMS="$(or $(ROOMS),$(TSAN_ROOMS))" \
 	    BUILD=$(BUILD)/tsan GPU_TARGETS= CC=clang-19 SANITIZE="-fsanitize=thread -D__SANITIZE_THREAD__" CFLAGS="-O1 -g"
+
+# clang's counters, merged per program while tests run. CPUs alone: kernels of GPUs are not host code.
+coverage: packages ## lines of src/ that tests run, by room; ROOMS="train layout" for others than test-quick's, ROOMS=% for all
+	@tools/install-packages.sh $(TEST_PACKAGES) $(TSAN_PACKAGES)
+	@rm -rf $(BUILD)/coverage/profiles
+	@LLVM_PROFILE_FILE=$(abspath $(BUILD)/coverage/profiles)/%4m.profraw $(MAKE) --no-print-directory -s -j$(JOBS) run-rooms ROOMS="$(or $(ROOMS),$(QUICK_ROOMS))" \
+	    BUILD=$(BUILD)/coverage GPU_TARGETS= CC=clang-19 SANITIZE="-fprofile-instr-generate -fcoverage-mapping" CFLAGS="-O1 -g"
+	@tools/coverage $(BUILD)/coverage $(BUILD)/coverage/files.txt
+	@echo "each file's share, the least first: $(BUILD)/coverage/files.txt"
 
 bench-gate: packages ## CPU time of training, generation and packing over that of the commit in bench/gate-base; BASE=COMMIT for another, BASE=self for the noise
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
