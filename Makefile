@@ -221,7 +221,7 @@ test-tsan: packages ## tests of rooms with threads under ThreadSanitizer; ROOMS=
 	    BUILD=$(BUILD)/tsan GPU_TARGETS= CC=clang-19 SANITIZE="-fsanitize=thread -D__SANITIZE_THREAD__" CFLAGS="-O1 -g"
 
 # clang's counters, merged per program while tests run. CPUs alone: kernels of GPUs are not host code.
-coverage: packages ## lines of src/ that tests run, by room; ROOMS="train layout" for others than test-quick's, ROOMS=% for all
+coverage: packages ## lines of src/ that tests run, by room; ROOMS="train layout" for others than test-quick's, ROOMS=all
 	@tools/install-packages.sh $(TEST_PACKAGES) $(TSAN_PACKAGES)
 	@rm -rf $(BUILD)/coverage/profiles
 	@LLVM_PROFILE_FILE=$(abspath $(BUILD)/coverage/profiles)/%4m.profraw $(MAKE) --no-print-directory -s -j$(JOBS) run-rooms ROOMS="$(or $(ROOMS),$(QUICK_ROOMS))" \
@@ -280,10 +280,10 @@ T_PROGRAM = $(BUILD)/tests/$(firstword $(subst :, ,$T))
 run-test: $(if $(T),$(T_PROGRAM))
 	@SMELT=$(BUILD)/smelt SMELT_TEST_CASES="$(if $(findstring :,$T),*$(lastword $(subst :, ,$T))*,*)" $(T_PROGRAM)
 
-# The rooms whose tests a target runs; ROOMS chooses others. Code of TSAN_ROOMS starts threads, or has parallel loops that meet them.
+# The rooms whose tests a target runs; ROOMS chooses others, or all. Code of TSAN_ROOMS starts threads, or has parallel loops that meet them.
 QUICK_ROOMS := base chat config data formats fuzz graph infer jinja model ops optim report token
 TSAN_ROOMS := base chat ckpt comm data graph infer report run serve token
-ROOMS_TESTS := $(foreach r,$(ROOMS),$(filter $(BUILD)/tests/$r/%,$(TESTS)))
+ROOMS_TESTS := $(if $(filter all,$(ROOMS)),$(TESTS),$(foreach r,$(ROOMS),$(filter $(BUILD)/tests/$r/%,$(TESTS))))
 run-rooms: $(ROOMS_TESTS)
 	@SMELT=$(BUILD)/smelt tests/support/run.sh -j $(JOBS) $(filter $(ROOMS_TESTS),$(FIRST_TESTS)) $(filter-out $(FIRST_TESTS),$(ROOMS_TESTS))
 
