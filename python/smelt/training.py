@@ -15,6 +15,7 @@ from .program import PREEMPTED, Error, assignments, failure, place, program
 from .run import Record, Run, parse
 
 POLL_SECONDS = 0.05
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # signals that end Python without its atexit functions
 START = b'{"kind": "start",'
 LIST_SETTINGS = (  # settings of smelt train that take a list with commas
     "lora.targets",
@@ -190,16 +191,19 @@ atexit.register(_stop_all)
 
 
 def _on_terminate(number: int, _: Any) -> None:
-    """Stops all trainings, and then ends Python as SIGTERM does by default. A second signal ends it at once."""
-    signal.signal(number, signal.SIG_DFL)
+    """Stops all trainings, and then ends Python as the signal does by default. A second signal ends it at once."""
+    for ending in ENDING:
+        if signal.getsignal(ending) is _on_terminate:
+            signal.signal(ending, signal.SIG_DFL)
     _stop_all()
     os.kill(os.getpid(), number)
 
 
 def _handle_terminate() -> None:
-    """Installs the handler, unless the program has its own. Python allows it only in the main thread."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _on_terminate)
+    """Installs the handler, unless the program handles or ignores the signal. Python allows it only in the main thread."""
+    for ending in ENDING if threading.current_thread() is threading.main_thread() else ():
+        if signal.getsignal(ending) is signal.SIG_DFL:
+            signal.signal(ending, _on_terminate)
 
 
 def _run_folder(config: Union[str, "os.PathLike[str]", None], settings: Mapping[str, Any]) -> str:
