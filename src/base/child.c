@@ -1,18 +1,22 @@
 /* Forks children and prepares them to run something else. Owns only the texts of ChildVariables.
  * Called by the launcher (ranks, self-test), the doctor (collectives, libraries that may crash),
- * ranks that start MPI, and rewards. */
+ * ranks that start MPI, rewards, and events of a run. */
 #include "base/child.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include "base/log.h"
 
 void child_set_variable(ChildVariables *variables, char *item) {
     assert(variables->count < CHILD_VARIABLES);
@@ -79,3 +83,16 @@ pid_t child_start(const ChildOptions *options) {
 
 /* Called by number: glibc has pidfd_open only since 2.36, and a program that links to it does not start with an older glibc. */
 int child_open_end(pid_t id) { return (int)syscall(SYS_pidfd_open, id, 0); }
+
+bool child_wait(pid_t id, double until, int *status) {
+    enum { SLICE = 100 }; /* milliseconds; also the delay before Linux 5.3 */
+    int end = child_open_end(id);
+    pid_t ended;
+    while ((ended = waitpid(id, status, WNOHANG)) == 0 && log_seconds() < until)
+        poll(&(struct pollfd){.fd = end, .events = POLLIN}, 1, SLICE);
+    if (end >= 0) close(end);
+    if (ended != 0) return true;
+    kill(-id, SIGKILL);
+    while (waitpid(id, status, 0) < 0 && errno == EINTR) {}
+    return false;
+}

@@ -39,5 +39,8 @@ typedef struct ChildOptions {
  * dies with the calling thread unless `outlives` is set. Returns its process id, or -1 with errno.
  * Exit code 127: it could not be started. */
 pid_t child_start(const ChildOptions *options);
+/* Waits for a child and sets *status as waitpid does. At `until` in log_seconds() it kills the child's process group, with
+ * every process that the child started in the group, and returns false. */
+bool child_wait(pid_t id, double until, int *status);
 /* Opens a descriptor that poll finds readable once the child has ended. -1 before Linux 5.3. */
 int child_open_end(pid_t id);

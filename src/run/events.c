@@ -7,7 +7,6 @@
 #include <jansson.h>
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +21,7 @@
 #include "base/strings.h"
 #include "base/thread.h"
 
-enum { QUEUE = 64, COMMAND_SECONDS = 30, CLOSE_SECONDS = 30 };
+enum { QUEUE = 64, DELIVERY_SECONDS = 30, CLOSE_SECONDS = 30 };
 static const double least_pause = 60; /* seconds between events of one kind */
 
 typedef struct EventRate {
@@ -67,14 +66,14 @@ static void warn_once(EventQueue *events, const char *reason) {
     events->warned = true;
 }
 
-static void post_event(EventQueue *events, const char *line) {
+static void post_event(EventQueue *events, const char *line, double until) {
     Error error = {0};
-    const CurlPost post = {.url = events->config->on_event, .body = line, .seconds = COMMAND_SECONDS};
+    const CurlPost post = {.url = events->config->on_event, .body = line, .seconds = (int)fmax(1, ceil(until - log_seconds()))};
     if (!curl_post_json(&events->curl, &post, &error)) warn_once(events, error.message);
 }
 
 /* Starts the command with the line as its stdin, and waits for it. A line fits into the pipe. */
-static void run_command(EventQueue *events, const char *line) {
+static void run_command(EventQueue *events, const char *line, double until) {
     int ends[2], status = 0;
     char reason[96];
     char *arguments[] = {"sh", "-c", (char *)events->config->on_event, NULL};
@@ -82,8 +81,8 @@ static void run_command(EventQueue *events, const char *line) {
         warn_once(events, strerror(errno));
         return;
     }
-    pid_t child = child_start(&(ChildOptions){
-        .program = "sh", .arguments = arguments, .input = ends[0], .output = STDERR_FILENO, .limit_seconds = COMMAND_SECONDS});
+    const double start = log_seconds();
+    pid_t child = child_start(&(ChildOptions){.program = "sh", .arguments = arguments, .input = ends[0], .output = STDERR_FILENO});
     close(ends[0]);
     ssize_t ignored = child > 0 ? write(ends[1], line, strlen(line)) : 0; /* a command need not read it */
     (void)ignored;
@@ -92,12 +91,12 @@ static void run_command(EventQueue *events, const char *line) {
         warn_once(events, strerror(errno));
         return;
     }
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+    bool in_time = child_wait(child, until, &status);
     int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    if (signal == SIGALRM) snprintf(reason, sizeof reason, "it took more than %d s and was ended", COMMAND_SECONDS);
+    if (!in_time) snprintf(reason, sizeof reason, "it was killed after %.0f s, with the processes that it started", log_seconds() - start);
     else if (signal) snprintf(reason, sizeof reason, "signal %d ended it", signal);
     else snprintf(reason, sizeof reason, "it ended with exit code %d", WEXITSTATUS(status));
-    if (status) warn_once(events, reason);
+    if (status || !in_time) warn_once(events, reason);
 }
 
 static char *event_line(
@@ -147,8 +146,9 @@ static void *deliver(void *context) {
         }
         SCOPED_FREE char *line = events->lines[0];
         memmove(events->lines, events->lines + 1, --events->count * sizeof *events->lines);
+        const double limit = log_seconds() + DELIVERY_SECONDS, until = events->closing ? fmin(limit, events->until) : limit;
         pthread_mutex_unlock(&events->lock);
-        (is_address(events->config->on_event) ? post_event : run_command)(events, line);
+        (is_address(events->config->on_event) ? post_event : run_command)(events, line, until);
         pthread_mutex_lock(&events->lock);
     }
     pthread_mutex_unlock(&events->lock);
@@ -200,6 +200,9 @@ void events_close(EventQueue *events) {
     pthread_cond_signal(&events->changed);
     pthread_mutex_unlock(&events->lock);
     if (events->runs) pthread_join(events->thread, NULL);
+    if (events->count)
+        log_warn("on_event=%s: %zu events were not sent, because earlier ones took %d s", events->config->on_event, events->count,
+            CLOSE_SECONDS);
     for (size_t i = 0; i < events->count; i++) free(events->lines[i]);
     pthread_cond_destroy(&events->changed);
     pthread_mutex_destroy(&events->lock);

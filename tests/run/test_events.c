@@ -1,9 +1,12 @@
 /* Events of a run: what the command of on_event= gets, how often, and that its failures harm nothing. Each test works in
  * a folder of its own. */
+#include <fcntl.h>
 #include <math.h>
+#include <poll.h>
 
 #include <jansson.h>
 
+#include "base/child.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "run/events.h"
@@ -105,6 +108,33 @@ static void commands_that_fail_harm_nothing(void **state) {
     events_close(NULL);
 }
 
+/* All of them hold the pipe's end, so that it closes when the last one is dead. */
+static void a_command_past_its_limit_dies_with_all_that_it_started(void **state) {
+    (void)state;
+    int ends[2], status = 0;
+    char text[8];
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    char *arguments[] = {"sh", "-c", "sleep 333 & (sleep 333; true) & echo up; sleep 333; true", NULL};
+    pid_t child = child_start(&(ChildOptions){.program = "sh", .arguments = arguments, .output = ends[1]});
+    close(ends[1]);
+    assert_int_equal(read(ends[0], text, sizeof text), 3);
+    assert_false(child_wait(child, log_seconds(), &status));
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(poll(&(struct pollfd){.fd = ends[0], .events = POLLIN}, 1, 60000), 1);
+    assert_int_equal(read(ends[0], text, sizeof text), 0);
+    close(ends[0]);
+}
+
+static void a_command_that_ends_in_time_keeps_its_exit_code(void **state) {
+    (void)state;
+    int status = 0;
+    char *arguments[] = {"sh", "-c", "sleep 0.1; exit 3", NULL};
+    pid_t child = child_start(&(ChildOptions){.program = "sh", .arguments = arguments});
+    assert_true(child_wait(child, log_seconds() + 300, &status));
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 3);
+}
+
 /* Once without a server: see above. */
 static void an_address_gets_the_line_as_a_post(void **state) {
     (void)state;
@@ -144,6 +174,8 @@ int main(void) {
         TEST(events_of_a_kind_are_a_minute_apart),
         TEST(a_run_without_steps_is_stuck_once),
         TEST(commands_that_fail_harm_nothing),
+        TEST(a_command_past_its_limit_dies_with_all_that_it_started),
+        TEST(a_command_that_ends_in_time_keeps_its_exit_code),
         TEST(an_address_gets_the_line_as_a_post),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
