@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 #include "comm/socket.h"
 
 #define HTTP_NAME(name, type, arguments) "MHD_" #name,
@@ -54,17 +55,26 @@ static char *describe_url(const struct sockaddr_storage *address) {
     return memory_format(wide ? "http://[%s]:%d/" : "http://%s:%d/", number, socket_port(address));
 }
 
+/* Says why nothing can listen at `place`, and which setting to change. */
+static bool refuse_address(const HttpPlace *place, Error *error) {
+    const int reason = errno;
+    SCOPED_FREE char *any = place->setting ? memory_format("%s=%s:0", place->setting, place->host) : memory_copy_string("port=0");
+    SCOPED_FREE char *advice = reason == EADDRINUSE
+                                   ? memory_format("set another port, or %s for any free port", any)
+                                   : memory_format("set %s to an address of this machine", place->setting ? place->setting : "host");
+    return error_set(error, ERROR_USAGE, "cannot listen on port %d of %s: %s; %s", place->port, place->host, strerror(reason), advice);
+}
+
 /* Listens at this address alone. */
-static bool open_socket(HttpListener *listener, int port, int connections, Error *error) {
+static bool open_socket(HttpListener *listener, const HttpPlace *place, int connections, Error *error) {
     struct sockaddr_storage address;
     socklen_t bytes = sizeof address;
     const int on = 1;
-    if (!socket_resolve(listener->host, port, &address, error)) return error_recode(error, ERROR_USAGE);
+    if (!socket_resolve(place->host, place->port, &address, error)) return error_recode(error, ERROR_USAGE);
     listener->socket = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener->socket < 0 || setsockopt(listener->socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
         bind(listener->socket, (const struct sockaddr *)&address, bytes) != 0 || listen(listener->socket, connections) != 0)
-        return error_set(error, ERROR_USAGE, "cannot listen on port %d of %s: %s; %s", port, listener->host, strerror(errno),
-            errno == EADDRINUSE ? "set another port, or port=0 for any free port" : "set host to an address of this machine");
+        return refuse_address(place, error);
     if (getsockname(listener->socket, (struct sockaddr *)&address, &bytes) != 0)
         return error_set(error, ERROR_INTERNAL, "cannot read the port number: %s", strerror(errno));
     listener->url = describe_url(&address);
@@ -72,9 +82,9 @@ static bool open_socket(HttpListener *listener, int port, int connections, Error
     return true;
 }
 
-bool http_open(HttpListener *listener, const char *command, const char *host, int port, int connections, Error *error) {
-    *listener = (HttpListener){.host = memory_copy_string(host), .socket = -1};
-    return open_microhttpd(listener, command, error) && open_socket(listener, port, connections, error);
+bool http_open(HttpListener *listener, const char *command, const HttpPlace *place, int connections, Error *error) {
+    *listener = (HttpListener){.host = memory_copy_string(place->host), .socket = -1};
+    return open_microhttpd(listener, command, error) && open_socket(listener, place, connections, error);
 }
 
 static enum MHD_Result pass_call(void *context, struct MHD_Connection *connection, const char *path, const char *method,

@@ -49,10 +49,16 @@ typedef struct HttpListener {
     void *context;
 } HttpListener;
 
-/* Opens the library and listens at `host` alone (a name or an address); port 0: any free one. Close
- * it even after a failure. ERROR_USAGE if the library is missing or the address is unavailable;
- * `command` ("smelt watch") appears in messages. */
-bool http_open(HttpListener *listener, const char *command, const char *host, int port, int connections, Error *error);
+/* Where to listen. */
+typedef struct HttpPlace {
+    const char *host;    /* a name or an address */
+    int port;            /* 0: any free one */
+    const char *setting; /* has both as HOST:PORT; NULL: the settings host and port have them. For messages */
+} HttpPlace;
+
+/* Opens the library and listens at `place` alone. Close it even after a failure. ERROR_USAGE if the library is missing or
+ * the address is unavailable; `command` ("smelt watch") appears in messages. */
+bool http_open(HttpListener *listener, const char *command, const HttpPlace *place, int connections, Error *error);
 /* Starts a server that owns the socket and calls `answer`. `options` ends with MHD_OPTION_END. NULL:
  * ERROR_INTERNAL. */
 struct MHD_Daemon *http_start(

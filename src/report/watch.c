@@ -235,7 +235,8 @@ static bool open_server(Watch *watch, Error *error) {
 Watch *watch_open(Report *report, const char *host, int port, Error *error) {
     Watch *watch = memory_allocate(sizeof *watch);
     watch->pages[watch->page_count++] = (WatchedPage){memory_copy_string(""), report, log_seconds()};
-    if (http_open(&watch->listener, "smelt watch without terminal=true", host, port, CONNECTIONS, error) && open_server(watch, error)) {
+    if (http_open(&watch->listener, "smelt watch without terminal=true", &(HttpPlace){host, port, NULL}, CONNECTIONS, error) &&
+        open_server(watch, error)) {
         if (!watch->listener.loopback)
             log_warn("host=%s: everyone who reaches this machine over the network can read the page, without a password", host);
         return watch;

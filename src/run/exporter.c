@@ -88,7 +88,8 @@ static bool open_server(Exporter *exporter, Error *error) {
     if (!colon || colon == listen || !colon[1] || *end || port < 0 || port > 65535)
         return error_set(error, ERROR_USAGE, "metrics.listen=%s is not ADDRESS:PORT: use 127.0.0.1:9400, or 0.0.0.0:9400", listen);
     SCOPED_FREE char *host = memory_format("%.*s", (int)(colon - listen), listen);
-    if (!http_open(&exporter->listener, "metrics.listen", host, (int)port, CONNECTIONS, error)) return false;
+    if (!http_open(&exporter->listener, "metrics.listen", &(HttpPlace){host, (int)port, "metrics.listen"}, CONNECTIONS, error))
+        return false;
     exporter->server = http_start(&exporter->listener, MHD_USE_EPOLL, answer_scrape, exporter, options, error);
     if (exporter->server) log_info("metrics at %smetrics", exporter->listener.url);
     return exporter->server;

@@ -353,7 +353,7 @@ Server *server_open(const ServeModel *model, const ServeSettings *settings, Erro
     server->served.samples = settings->queue;
     pthread_mutex_init(&server->lock, NULL);
     pthread_cond_init(&server->arrived, NULL);
-    bool good = http_open(&server->listener, "smelt serve", settings->host, settings->port, SERVE_CONNECTIONS, error) &&
+    bool good = http_open(&server->listener, "smelt serve", &(HttpPlace){settings->host, settings->port, NULL}, SERVE_CONNECTIONS, error) &&
                 secret_random(&server->nonce, sizeof server->nonce, error) &&
                 secret_random(&server->first_seed, sizeof server->first_seed, error);
     server->key = secret_sign(&server->nonce, settings->key, strlen(settings->key));

@@ -1,7 +1,10 @@
 /* Numbers of runs for other systems: Prometheus' format, OTLP, the files of packaging/monitoring, and a training that
  * serves, writes and posts them. */
 #include <math.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 
 #include "run/export.h"
 #include "support/train_run.h"
@@ -180,6 +183,18 @@ static void the_monitoring_files_fit_what_is_exported(void **state) {
     process_free(&result);
 }
 
+/* Listens at a free port of 127.0.0.1, which *port gets; the caller closes the socket. */
+static int listen_anywhere(int *port) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof address;
+    int used = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(used, (struct sockaddr *)&address, bytes), 0);
+    assert_int_equal(listen(used, 1), 0);
+    assert_int_equal(getsockname(used, (struct sockaddr *)&address, &bytes), 0);
+    *port = ntohs(address.sin_port);
+    return used;
+}
+
 static void a_training_serves_and_writes_its_numbers(void **state) {
     (void)state;
     Process process = train_start("run=run steps=1000000 metrics.listen=127.0.0.1:0 metrics.file=smelt.prom metrics.every=1");
@@ -206,6 +221,10 @@ static void a_training_serves_and_writes_its_numbers(void **state) {
     text = read_text("smelt.prom");
     assert_holds(text, "\nsmelt_run_state{run=\"run\",state=\"paused\"} 1\n");
     free(text);
+    int port, used = listen_anywhere(&port);
+    train_says(ERROR_USAGE, "or metrics.listen=127.0.0.1:0 for any free port", "run=other metrics.listen=127.0.0.1:%d", port);
+    train_says(ERROR_USAGE, "set metrics.listen to an address of this machine", "run=other metrics.listen=192.0.2.1:%d", port);
+    close(used);
     train_says(ERROR_USAGE, "metrics.listen=9400 is not ADDRESS:PORT", "run=other metrics.listen=9400");
 }
 
