@@ -114,6 +114,12 @@ static char *as_utf8(const char *text) {
     return copy;
 }
 
+/* Prints integers whole, and other numbers to 15 digits, which include the milliseconds of a timestamp. */
+static void print_exported(double value, char text[static 32]) {
+    const double most = 9007199254740992; /* 2^53 */
+    snprintf(text, 32, value == trunc(value) && fabs(value) <= most ? "%.0f" : "%.15g", value);
+}
+
 /* -- Prometheus ---------------------------------------------------------------------------------------------------- */
 
 static void put_label(FILE *out, const char *name, const char *text) {
@@ -139,6 +145,7 @@ static void put_states(FILE *out, const ExportedRun *runs, int count) {
 
 static void put_numbers(FILE *out, const ExportName *name, const ExportedRun *run, bool *described) {
     const size_t gpus = gpus_of(name, run->state);
+    char text[32];
     for (size_t i = 0; i < (gpus ? gpus : 1); i++) {
         double value = value_of(name, run->state, i);
         if (!isfinite(value)) continue;
@@ -149,7 +156,8 @@ static void put_numbers(FILE *out, const ExportName *name, const ExportedRun *ru
         put_label(out, "run", run->name);
         if (name->of_rank) fputs(",rank=\"0\"", out);
         if (gpus) fprintf(out, ",gpu=\"%zu\"", i);
-        fprintf(out, "} %.15g\n", value);
+        print_exported(value, text);
+        fprintf(out, "} %s\n", text);
     }
 }
 
@@ -232,7 +240,7 @@ char *export_kubeflow(const ExportedRun *run, double now) {
             if (!isfinite(value) || json_array_size(metrics) == MOST_METRICS) continue;
             char title[64];
             snprintf(title, sizeof title, gpus ? "%s_%zu" : "%s", name->name + sizeof prefix - 1, i);
-            snprintf(text, sizeof text, "%.9g", value);
+            print_exported(value, text);
             json_array_append_new(metrics, json_pack("{s:s, s:s}", "name", title, "value", text));
         }
     }

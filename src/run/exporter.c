@@ -1,11 +1,13 @@
 /* Owns the listener, its server, the connection to the collector and the thread. */
 #include "run/exporter.h"
 
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/curl.h"
 #include "base/file.h"
@@ -116,20 +118,37 @@ static void post_numbers(Exporter *exporter, const ExportedRun *run) {
     if (!curl_post_json(&exporter->curl, &post, &error)) warn_once(exporter, "metrics.otlp", error.message);
 }
 
+/* Reads the token that the environment asks for, if any, into `token`, and checks the file of authorities. Without them nothing
+ * may be posted. */
+static bool read_credentials(Exporter *exporter, const char *authorities, char token[static MOST_TOKEN]) {
+    const char *file = getenv(status_token);
+    char reason[256];
+    token[0] = 0;
+    if (authorities && access(authorities, R_OK) != 0) {
+        snprintf(reason, sizeof reason, "cannot read %s: %s; no progress is posted to %s", authorities, strerror(errno), exporter->status);
+        warn_once(exporter, status_authorities, reason);
+        return false;
+    }
+    if (!file || !*file) return true;
+    bool read = file_read_start(file, token, MOST_TOKEN) >= 0;
+    const char *cause = read ? "it begins with an empty line" : strerror(errno);
+    token[strcspn(token, "\r\n")] = 0;
+    if (*token) return true;
+    snprintf(reason, sizeof reason, "cannot read a token from %s: %s; no progress is posted to %s", file, cause, exporter->status);
+    warn_once(exporter, status_token, reason);
+    return false;
+}
+
 static void post_status(Exporter *exporter, const ExportedRun *run) {
     Error error = {0};
     char token[MOST_TOKEN];
-    const char *file = getenv(status_token), *authorities = getenv(status_authorities);
-    int64_t length = file && *file ? file_read_start(file, token, sizeof token - 1) : 0;
-    token[length > 0 ? length : 0] = 0;
-    token[strcspn(token, "\r\n")] = 0;
-    SCOPED_FREE char *body = export_kubeflow(run, log_unix_seconds());
-    const CurlPost post = {.url = exporter->status,
-        .body = body,
-        .authorities = authorities && *authorities ? authorities : NULL,
-        .token = *token ? token : NULL,
-        .seconds = POST_SECONDS};
+    const char *authorities = getenv(status_authorities);
+    if (authorities && !*authorities) authorities = NULL;
     exporter->next_status = log_seconds() + STATUS_SECONDS;
+    if (!read_credentials(exporter, authorities, token)) return;
+    SCOPED_FREE char *body = export_kubeflow(run, log_unix_seconds());
+    const CurlPost post = {
+        .url = exporter->status, .body = body, .authorities = authorities, .token = *token ? token : NULL, .seconds = POST_SECONDS};
     if (!curl_post_json(&exporter->curl, &post, &error)) warn_once(exporter, status_url, error.message);
 }
 

@@ -97,6 +97,22 @@ static void the_status_of_a_trainjob_has_progress_and_texts(void **state) {
     run_state_free(&run);
 }
 
+static void integers_and_timestamps_are_exact(void **state) {
+    (void)state;
+    RunState run = state_of("{\"loss\": 0.1, \"tokens_seen\": 9007199254740991, \"milliseconds\": 33.3, \"time\": 1796000000.123}");
+    run.step = 12345678901;
+    char *text = export_kubeflow(&(ExportedRun){"a", &run}, 1000), *scraped = export_prometheus(&(ExportedRun){"a", &run}, 1);
+    assert_holds(text, "{\"name\":\"step\",\"value\":\"12345678901\"}");
+    assert_holds(text, "{\"name\":\"tokens_total\",\"value\":\"9007199254740991\"}");
+    assert_holds(text, "{\"name\":\"last_step_timestamp_seconds\",\"value\":\"1796000000.123\"}");
+    assert_holds(text, "{\"name\":\"step_duration_seconds\",\"value\":\"0.0333\"}");
+    assert_holds(scraped, "\nsmelt_run_tokens_total{run=\"a\"} 9007199254740991\n");
+    assert_holds(scraped, "\nsmelt_run_last_step_timestamp_seconds{run=\"a\"} 1796000000.123\n");
+    free(text);
+    free(scraped);
+    run_state_free(&run);
+}
+
 static void numbers_of_gpus_have_a_label(void **state) {
     (void)state;
     RunState run = state_of("{\"loss\": 2.5}");
@@ -161,6 +177,19 @@ static void a_trainjob_gets_the_progress_of_a_training(void **state) {
     assert_holds(last, "\"progressPercentage\":100");
     assert_holds(last, "{\"name\":\"loss\",\"value\":\"");
     free(posts);
+    /* A file that cannot be read is a warning, and nothing is posted. */
+    struct stat before, after;
+    assert_int_equal(stat("posts", &before), 0);
+    setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", "/nonexistent", 1);
+    train_says(0, "KUBEFLOW_TRAINER_SERVER_TOKEN: cannot read a token from /nonexistent", "run=tokenless steps=5");
+    setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", "token", 1);
+    setenv("KUBEFLOW_TRAINER_SERVER_CA_CERT", "/nonexistent", 1);
+    train_says(0, "KUBEFLOW_TRAINER_SERVER_CA_CERT: cannot read /nonexistent", "run=distrustful steps=5");
+    setenv("KUBEFLOW_TRAINER_SERVER_CA_CERT", "ca.crt", 1);
+    write_text("token", "\n");
+    train_says(0, "it begins with an empty line", "run=empty steps=5");
+    assert_int_equal(stat("posts", &after), 0);
+    assert_int_equal(before.st_size, after.st_size);
     /* A server that refuses the token, and none at all, are one warning each. */
     write_text("token", "another\n");
     train_says(0, "KUBEFLOW_TRAINER_SERVER_URL: training continues", "run=refused steps=5");
@@ -236,6 +265,7 @@ int main(void) {
         cmocka_unit_test(several_runs_share_descriptions_and_hostile_names_stay_labels),
         cmocka_unit_test(otlp_has_the_same_numbers),
         cmocka_unit_test(the_status_of_a_trainjob_has_progress_and_texts),
+        cmocka_unit_test(integers_and_timestamps_are_exact),
         cmocka_unit_test(numbers_of_gpus_have_a_label),
         cmocka_unit_test(the_monitoring_files_fit_what_is_exported),
         TRAIN_TEST(a_training_serves_and_writes_its_numbers),
