@@ -107,7 +107,7 @@ static const Option rows[] = {
     STRING_OPTION(on_event, "", "",
         "shell command that gets a JSON line on stdin, or http:// or https:// address to which it is posted, at each event: loss_spike, "
         "nan, stuck, slow_rank, checkpoint_failed, disk, best, and "
-        "the end (finished, paused, stopped, failed); empty: none",
+        "the end (finished, paused, stopped, failed), except errors before training begins; empty: none",
         ONCE),
     INT_OPTION(profile, "0", 0, 1e6, "steps",
         "profile this many steps, print the time of each operation (longest first), and exit; 0: train", ONCE),
