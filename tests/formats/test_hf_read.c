@@ -483,7 +483,7 @@ static void layers_with_experts_have_even_distances(void **state) {
         bool read = hf_read(f.out, &model, &error);
         assert_int_equal(read, cases[i].first >= 0);
         if (read) assert_int_equal(model.config.experts_first, cases[i].first);
-        else assert_mentions(error.message, "mlp_only_layers decoder_sparse_step uneven");
+        else assert_mentions(error.message, "mlp_only_layers decoder_sparse_step every Nth layer");
         fixture_stop(&f);
     }
 }
@@ -535,8 +535,8 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {mixtral, "num_local_experts", "0", "num_local_experts is less than 1"},
         {mixtral, "num_experts_per_tok", "4", "model.experts_per_token=4"},
         {qwen3_moe, "decoder_sparse_step", "0", "decoder_sparse_step is not an integer of at least 1"},
-        {qwen3_moe, "decoder_sparse_step", "5", "mlp_only_layers decoder_sparse_step no layer with experts"},
-        {qwen3_moe, "mlp_only_layers", "[1, 3]", "mlp_only_layers decoder_sparse_step no layer with experts"},
+        {qwen3_moe, "decoder_sparse_step", "5", "mlp_only_layers decoder_sparse_step no layer experts"},
+        {qwen3_moe, "mlp_only_layers", "[1, 3]", "mlp_only_layers decoder_sparse_step no layer experts"},
         {qwen3_moe, "mlp_only_layers", "[\"1\"]", "mlp_only_layers is not a list of layers"},
         {deepseek_v2, "topk_method", "\"noaux_tc\"", "topk_method"},
         {deepseek_v2, "norm_topk_prob", "true", "norm_topk_prob is true"},
@@ -591,7 +591,7 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
         {qwen3_5, "linear_key_head_dim", "129", "linear_key_head_dim model.delta_key_dim"},
         {qwen3_5_moe, "shared_expert_intermediate_size", "17", "shared_expert_intermediate_size moe_intermediate_size"},
         {qwen3_next, "linear_num_key_heads", "3", "linear_num_value_heads, linear_num_key_heads: model.delta_key_heads=3"},
-        {qwen3_next, "decoder_sparse_step", "5", "mlp_only_layers decoder_sparse_step no layer with experts"},
+        {qwen3_next, "decoder_sparse_step", "5", "mlp_only_layers decoder_sparse_step no layer experts"},
         {qwen3_next, "num_experts", "0", "num_experts is less than 1"},
         {ministral3, "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 4}", "llama_4_scaling_beta is missing"},
         {ministral3, "rope_scaling", "{\"rope_type\": \"linear\", \"factor\": 4, \"llama_4_scaling_beta\": 0.1}", "rope_type is linear"},
