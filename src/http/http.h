@@ -49,7 +49,7 @@ typedef struct HttpListener {
     void *context;
 } HttpListener;
 
-/* Where to listen. */
+/* The address of a listener. */
 typedef struct HttpPlace {
     const char *host;    /* a name or an address */
     int port;            /* 0: any free one */

@@ -56,7 +56,7 @@ bool node_find(NodePlace *place, Error *error) {
            find_address(place, error);
 }
 
-/* A container has only the device files of its own GPUs. */
+/* Counts device files: a container has those of its own GPUs only. */
 static int count_gpus(void) {
     static const char *const patterns[] = {"/dev/nvidia[0-9]*", "/dev/dri/renderD*"};
     int count = 0;

@@ -1,6 +1,6 @@
 /* Load of a rank's machine: processors, memory, disks, networks and GPUs. The vendors' management libraries, opened at run time,
- * read all GPUs that CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES allow, also GPUs of other runs. A
- * container shows its own GPUs. A reading takes up to some milliseconds per GPU, so the sampler reads in a thread of its own. */
+ * read all GPUs that CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES allow, also GPUs of other runs. In
+ * a container they read its GPUs. A reading takes up to a few milliseconds per GPU, so the sampler has its own thread. */
 #pragma once
 
 #include <stdint.h>

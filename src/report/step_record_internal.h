@@ -18,7 +18,7 @@ typedef enum StepField {
     SERIES_LENGTH,
     SERIES_ENTROPY,
     SERIES_MISMATCH,
-    /* Of the machine of rank 0: from records of the kind "system", not "step". */
+    /* The load of rank 0's machine: from records of the kind "system", not "step". */
     SERIES_CPU,
     SERIES_MACHINE_MEMORY,
     SERIES_DISK,

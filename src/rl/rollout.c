@@ -287,7 +287,7 @@ static bool take_environment_answer(const Generating *generating, Message *messa
     return encoded || rewards_exclude(environment_program(maker->environment), result.id, reason.message, error);
 }
 
-/* Appends an answer to a sample and continues it, or ends the sample. If there is no room, asks the environment again, for
+/* Appends an answer to a sample and continues it, or ends the sample. Without room for the turn, asks the environment again, for
  * a reward. Returns the next answer. */
 static const double *apply_answer(Generating *generating, const double *answer) {
     RolloutMaker *maker = generating->maker;

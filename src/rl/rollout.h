@@ -16,7 +16,7 @@
 typedef struct RolloutFacts {
     int64_t samples, groups;       /* generated */
     int64_t tokens, prompt_tokens; /* drawn tokens; computed tokens of prompts */
-    double turns;                  /* NaN: there is no environment */
+    double turns;                  /* NaN: no environment */
     double reward, deviation;      /* of rewards, before penalties */
     double equal_groups;           /* share of the groups whose rewards are equal */
     double length, cut;            /* drawn tokens; share of the samples that rl.tokens cut off */

@@ -181,7 +181,7 @@ static json_t *attribute(const char *key, const char *value) {
     return json_pack("{s:s, s:{s:s}}", "key", key, "value", "stringValue", value);
 }
 
-/* Returns a metric with a point per number, or NULL if there is no number. Times are strings of nanoseconds. */
+/* Returns a metric with a point per number, or NULL without numbers. Times are strings of nanoseconds. */
 static json_t *otlp_metric(const ExportName *name, const RunState *state, double now) {
     char nanoseconds[32], index[24];
     const size_t gpus = gpus_of(name, state);

@@ -26,7 +26,7 @@ static double *parameter_squares(Session *session, Arena arena) {
     return squares;
 }
 
-/* Fills in norms[layers + 1], and the histogram of tensors. There is no histogram with a pipeline, because its ranks have
+/* Fills in norms[layers + 1], and the histogram of tensors. A pipeline has none, because its ranks have
  * different parameters. Collective. */
 static bool measure(Loop *loop, Arena arena, int64_t layers, double *norms, NormHistogram *histogram, Error *error) {
     Session *session = &loop->session;

@@ -33,7 +33,7 @@ static const char *const node_variables[][2] = {{"NNODES", ""}, {"PET_NNODES", "
     {"SKYPILOT_NODE_IPS", "10.0.0.1\n10.0.0.2"}};
 enum { NODE_VARIABLES = sizeof node_variables / sizeof *node_variables };
 
-/* The variables of nodes, of which one has the word, beside those of ranks that are set. */
+/* Sets each variable of nodes in turn to the word, beside the variables of ranks. */
 static void require_node(const char *word) {
     for (int changed = 0; changed < NODE_VARIABLES; changed++) {
         NodePlace place;

@@ -38,7 +38,7 @@ static void assert_near(double value, double wanted) {
     "    lo: 77777 1 0 0 0 0 0 0 77777 1 0 0 0 0 0 0\n"                             \
     "  eth0: " RECEIVED " 1 0 0 0 0 0 0 " SENT " 1 0 0 0 0 0 0\n"
 
-/* Of the ticks between the readings, 60 of 100 are busy; steal counts, waiting for disks does not. */
+/* Between the readings 60 of 100 ticks are busy: steal counts, waiting for disks does not. */
 static void a_machine_without_gpus_has_rates_of_its_parts(void **state) {
     (void)state;
     char *root = here();
@@ -74,7 +74,7 @@ static void a_machine_without_gpus_has_rates_of_its_parts(void **state) {
     free(root);
 }
 
-/* Two GPUs of NVIDIA, of which the second has neither an energy counter nor a temperature. The file "nvidia" has the energy in millijoules. */
+/* Two GPUs of NVIDIA. The second has neither an energy counter nor a temperature. The file "nvidia" has the energy in millijoules. */
 static const char nvml[] =
     "#include <stdint.h>\n#include <stdio.h>\n"
     "int nvmlInit_v2(void) { return 0; }\n"

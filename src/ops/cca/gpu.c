@@ -400,17 +400,11 @@ LAUNCHER(cca_state, CcaStateArguments)
 
 enum { RESIDENT = 2 }; /* blocks that fit on a multiprocessor */
 
-/* Returns the number of blocks per task, each of which takes tiles of `rows` rows. If possible,
- * the blocks of all `tasks` tasks run at once and have equally many tiles. */
-static int64_t concurrent_blocks(const CcaInput *in, int64_t rows, int64_t tasks, int64_t most) {
-    int64_t tiles = divide_up(in->rows, rows), across = most < tasks ? 1 : most / tasks;
-    return divide_up(tiles, divide_up(tiles, across));
-}
-
 static void launch_fragments(Device *device, CcaArguments *arguments) {
     const CcaInput *in = &arguments->in;
     int64_t rows = FRAGMENT_WARPS * FRAGMENT_ROWS, heads = in->heads + in->kv_heads;
-    LaunchShape shape = {.x = concurrent_blocks(in, rows, heads, FRAGMENT_BLOCKS * (int64_t)device_info(device)->processors),
+    LaunchShape shape = {.x = divide_up(divide_up(in->rows, rows),
+                             cca_tiles_per_block(in, rows, heads, FRAGMENT_BLOCKS * (int64_t)device_info(device)->processors)),
         .y = heads,
         .threads = FRAGMENT_THREADS,
         .shared = FRAGMENT_WEIGHTS};

@@ -335,6 +335,11 @@ static inline CcaInput cca_input(const OpCall *call) {
 
 /* Returns the form of the kernels: 0 for up to 64 channels, 1 for up to 128, 2 for any number. */
 static inline int cca_form(const CcaInput *in) { return !in->whole ? 2 : in->dim > 64; }
+/* Returns the tiles of `rows` rows per block. If possible, the blocks of all `tasks` tasks, at most `most`, run
+ * at once and have equally many tiles. */
+static inline int64_t cca_tiles_per_block(const CcaInput *in, int64_t rows, int64_t tasks, int64_t most) {
+    return divide_up(divide_up(in->rows, rows), most < tasks ? 1 : most / tasks);
+}
 static inline int64_t cca_tile_rows(const CcaInput *in) { return CCA_TILE / (cca_form(in) == 0 ? 64 : 128); }
 
 #endif

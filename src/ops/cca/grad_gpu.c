@@ -869,10 +869,9 @@ typedef struct GradRows { int64_t input, weight; } GradRows;
 /* The fewest rows of any form of the kernels on any GPU. */
 static const GradRows least_grad_rows = {INPUT_TILES(64) * (CCA_TILE / CCA_MAX_DIM - 1), 640};
 
-/* Returns the rows of a block if `tasks` tasks per row share `most` concurrent blocks: a multiple of
- * `tile` rows, and at least `least` rows. */
-static int64_t rows_of_concurrent_blocks(int64_t rows, int64_t tile, int64_t tasks, int64_t most, int64_t least) {
-    int64_t across = most > tasks ? most / tasks : 1, tiles = divide_up(divide_up(rows, tile), across), fewest = divide_up(least, tile);
+/* Returns the rows of a block of whole tiles of `tile` rows: those of cca_tiles_per_block, and at least `least`. */
+static int64_t rows_of_block(const CcaInput *in, int64_t tile, int64_t tasks, int64_t most, int64_t least) {
+    int64_t tiles = cca_tiles_per_block(in, tile, tasks, most), fewest = divide_up(least, tile);
     return tile * (tiles > fewest ? tiles : fewest);
 }
 
@@ -883,10 +882,10 @@ static GradRows cca_grad_rows(const Device *device, const CcaInput *in) {
     int64_t heads = in->heads + in->kv_heads, parts = divide_up(2 * in->dim, WEIGHT_COLUMNS);
     GradRows rows = {INPUT_TILES(info->wave) * (cca_tile_rows(in) - 1), 704};
     if (info->wave == 64) return rows;
-    rows.weight = rows_of_concurrent_blocks(in->rows, WEIGHT_STEP, heads * parts, 2 * info->processors, least_grad_rows.weight);
+    rows.weight = rows_of_block(in, WEIGHT_STEP, heads * parts, 2 * info->processors, least_grad_rows.weight);
     if (!cca_in_fragments(device, in)) return rows;
     const int64_t round = FRAGMENT_WARPS * (FRAGMENT_ROWS - 1);
-    rows.input = rows_of_concurrent_blocks(in->rows, round, heads, INPUT_BLOCKS * info->processors, least_grad_rows.input);
+    rows.input = rows_of_block(in, round, heads, INPUT_BLOCKS * info->processors, least_grad_rows.input);
     return rows;
 }
 
