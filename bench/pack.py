@@ -2,8 +2,11 @@
 """Packing of JSON lines or Parquet into token shards: smelt against `datasets` + `tokenizers`, against datatrove (Parquet only), and against a script that
 works as Megatron's preprocess_data.py does, with `tokenizers` in a pool of processes, which reads JSON lines. Same cores, same texts, same tokenizer; the
 shards of smelt and of the script must have the same bytes. A ceiling for any program around `tokenizers`: its encode_batch over texts in memory (encode).
+With --megatron CHECKOUT, Megatron's own script runs too. With --passes N, smelt also packs N copies of the text as Parquet, each with the lines of its
+documents in another order, which would take the others hours.
 
-    bench/pack.py FOLDER [--smelt build/smelt] [--megabytes 200] [--cores N] [--rounds 3] [--parquet] [--out RESULT.csv]
+    bench/pack.py FOLDER [--smelt build/smelt] [--megabytes 200] [--cores N] [--rounds 3] [--parquet] [--megatron CHECKOUT] [--passes N] [--out RESULT.csv]
+    bench/pack.py FOLDER --python PYTHON ...    with a Python that has bench/requirements-pack.txt in place of a venv
 
 FOLDER is made: the text (documentation, sources and manual pages of this machine, one document a file), a byte-level BPE of 50,257 tokens that smelt
 learns from its first 64 MB, with --parquet the same texts in files of 16 MB as pyarrow writes them by default (snappy, dictionaries), and a venv with bench/requirements-pack.txt. The contestants take turns; a rate is the median over the rounds, MB/s of
@@ -16,6 +19,7 @@ import json
 import multiprocessing
 import os
 import platform
+import random
 import resource
 import shutil
 import statistics
@@ -64,15 +68,24 @@ def make_text(path, size):
     os.rename(path + ".partial", path)
 
 
-def make_parquet(text, folder):
+def write_copy(text, folder, copy):
+    """The texts in files of about 16 MB. In every copy but the first, the lines of each document are in another order."""
     import pyarrow
     import pyarrow.parquet
-    os.makedirs(folder + ".partial")
+    order = random.Random(copy)
     with open(text, encoding="utf-8") as lines:
         for number, part in enumerate(iter(lambda: lines.readlines(16 << 20), [])):
             texts = [json.loads(line)["text"] for line in part]
+            if copy:
+                texts = ["\n".join(order.sample(split, len(split))) for split in (one.split("\n") for one in texts)]
             table = pyarrow.table({"text": texts, "id": [f"<{number}:{i}>" for i in range(len(texts))], "score": [i % 500 / 100 for i in range(len(texts))]})
-            pyarrow.parquet.write_table(table, os.path.join(folder + ".partial", f"{number:05}.parquet"), row_group_size=1000)
+            pyarrow.parquet.write_table(table, os.path.join(folder, f"{copy:03}-{number:05}.parquet"), row_group_size=1000)
+
+
+def make_parquet(text, folder, copies, cores):
+    os.makedirs(folder + ".partial")
+    with multiprocessing.Pool(cores) as pool:
+        pool.starmap(write_copy, [(text, folder + ".partial", copy) for copy in range(copies)], chunksize=1)
     os.rename(folder + ".partial", folder)
 
 
@@ -172,7 +185,7 @@ def same_bytes(a, b):
 # -- The comparison --------------------------------------------------------------------------------------------------------------------------------------
 
 def main():
-    contestants = {"pool": run_pool, "datasets": run_datasets, "datatrove": run_datatrove, "encode": run_encode, "parquet": lambda *a: make_parquet(*a[:2])}
+    contestants = {"pool": run_pool, "datasets": run_datasets, "datatrove": run_datatrove, "encode": run_encode, "parquet": lambda text, folder, copies, cores: make_parquet(text, folder, int(copies), cores)}
     if len(sys.argv) == 6 and sys.argv[1] in contestants:
         return contestants[sys.argv[1]](*sys.argv[2:5], int(sys.argv[5]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -182,12 +195,15 @@ def main():
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parquet", action="store_true")
+    parser.add_argument("--megatron", type=os.path.abspath)
+    parser.add_argument("--passes", type=int, default=0)
+    parser.add_argument("--python")
     parser.add_argument("--out")
     arguments = parser.parse_args()
 
     os.makedirs(arguments.folder, exist_ok=True)
     text, tokenizer, sample = (os.path.join(arguments.folder, name) for name in ("text.jsonl", "tokenizer.json", "sample.jsonl"))
-    python = make_environment(arguments.folder)
+    python = arguments.python or make_environment(arguments.folder)
     if not os.path.exists(text):
         make_text(text, arguments.megabytes * 1000000)
     if not os.path.exists(tokenizer):
@@ -199,12 +215,24 @@ def main():
     if arguments.parquet:
         source, names = os.path.join(arguments.folder, "parquet"), ["pool", "datasets", "datatrove", "encode"]
         if not os.path.exists(source):
-            subprocess.run([python, os.path.abspath(__file__), "parquet", text, source, "-", "1"], check=True)
+            subprocess.run([python, os.path.abspath(__file__), "parquet", text, source, "1", "1"], check=True)
+    copies = os.path.join(arguments.folder, "copies")
+    if arguments.passes and not os.path.exists(copies):
+        subprocess.run([python, os.path.abspath(__file__), "parquet", text, copies, str(arguments.passes), str(arguments.cores)], check=True)
 
     environment = dict(os.environ, TOKENIZERS_PARALLELISM="false", HF_DATASETS_OFFLINE="1", HF_HUB_OFFLINE="1", OMP_NUM_THREADS=str(arguments.cores))
     outputs = {name: os.path.join(arguments.folder, "out-" + name) for name in ["smelt", *names]}
     commands = {"smelt": [arguments.smelt, "data", "pack", source, outputs["smelt"], "tokenizer=" + tokenizer, "overwrite=true"]}
     commands.update({name: [python, os.path.abspath(__file__), name, text if name == "pool" else source, tokenizer, outputs[name], str(arguments.cores)] for name in names})
+    if arguments.megatron:
+        model = os.path.join(arguments.folder, "model")
+        os.makedirs(model, exist_ok=True)
+        shutil.copy(tokenizer, model)
+        with open(os.path.join(model, "tokenizer_config.json"), "w") as file:
+            json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}, file)
+        outputs["megatron"] = os.path.join(arguments.folder, "out-megatron")
+        commands["megatron"] = [python, os.path.join(arguments.megatron, "tools/preprocess_data.py"), "--input", text, "--output-prefix", outputs["megatron"],
+                                "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", model, "--append-eod", "--workers", str(arguments.cores)]
     runs = {name: [] for name in commands}
     for _ in range(arguments.rounds):
         for name, command in commands.items():
@@ -219,14 +247,17 @@ def main():
             print(f"{name}: {size / runs[name][-1][0] / 1e6:.1f} MB/s, {runs[name][-1][1]:.1f} CPU seconds", flush=True)
     if not same_bytes(outputs["smelt"] + ".bin", outputs["pool"] + ".bin"):
         sys.exit("the shards differ: the comparison is void")
+    sizes = dict.fromkeys(runs, size)
+    if arguments.passes:
+        runs["copies"], sizes["copies"] = [measure([arguments.smelt, "data", "pack", copies, os.path.join(arguments.folder, "out-copies"), "tokenizer=" + tokenizer, "overwrite=true"], environment)], size * arguments.passes
 
     rows = []
     for name, results in runs.items():
         wall, cpu = (statistics.median(values) for values in zip(*results))
-        rows.append({"contestant": name, "mb_per_s": round(size / wall / 1e6, 2), "cpu_seconds": round(cpu, 1), "least": round(size / max(r[0] for r in results) / 1e6, 2),
-                     "most": round(size / min(r[0] for r in results) / 1e6, 2), "bytes": size, "cores": arguments.cores, "rounds": arguments.rounds,
+        rows.append({"contestant": name, "mb_per_s": round(sizes[name] / wall / 1e6, 2), "cpu_seconds": round(cpu, 1), "least": round(sizes[name] / max(r[0] for r in results) / 1e6, 2),
+                     "most": round(sizes[name] / min(r[0] for r in results) / 1e6, 2), "bytes": sizes[name], "cores": arguments.cores, "rounds": len(results),
                      "machine": platform.processor() or open("/proc/cpuinfo").read().split("model name\t: ")[1].split("\n")[0], "date": time.strftime("%Y-%m-%d")})
-    others = [row for row in rows[1:] if row["contestant"] != "encode"]
+    others = [row for row in rows[1:] if row["contestant"] not in ("encode", "copies")]
     fastest = max(row["mb_per_s"] for row in others)
     least_cpu = min(row["cpu_seconds"] for row in others)
     for row in rows:
