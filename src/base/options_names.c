@@ -157,7 +157,7 @@ static const Option *row_of_other(const OptionTable *table, const char *name, si
 
 const Option *options_find(const OptionTable *table, const char *name, size_t length) {
     for (size_t i = 0; i < table->count; i++)
-        if (strlen(table->rows[i].name) == length && memcmp(table->rows[i].name, name, length) == 0) return &table->rows[i];
+        if (strncmp(table->rows[i].name, name, length) == 0 && !table->rows[i].name[length]) return &table->rows[i];
     return NULL;
 }
 

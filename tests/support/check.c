@@ -435,8 +435,8 @@ static void check_variant(
     double bf16_bound = bounds->bf16 ? bounds->bf16 : 0.02, fp32_bound = bounds->fp32 ? bounds->fp32 : 1e-5;
     char what[64];
     snprintf(what, sizeof what, "%s kernels in %s", cpu_isa_name(cpu_isa()), precision_name(precision));
+    omp_set_num_threads(2); /* before planning, which sizes the scratch of the threads */
     Run *run = run_create(build, argument, device_cpu(), precision, !bounds->forward_only);
-    omp_set_num_threads(2);
     Results results = run_results(run);
     omp_set_num_threads(1);
     Results alone = run_results(run);
