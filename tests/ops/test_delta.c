@@ -130,6 +130,15 @@ static void chunks_of_tokens_agree(void **state) {
     for (size_t i = 0; i < COUNT(long_shapes); i++) check_op(build_rule, &long_shapes[i], (CheckBounds){.fp32 = 1e-4, .bf16 = 0.03});
 }
 
+/* Heads as models have them: kernels of GPUs divide 128 columns among blocks and waves. CPUs have the same code for all. */
+static void wide_heads_agree(void **state) {
+    (void)state;
+    static const RuleShape shapes[] = {
+        {{1, 2, 128, 128, 1}, 140, {0, 200}}, {{1, 1, 72, 128, 2}, 80, {0, 30}}, {{1, 2, 128, 40, 1}, 65, {5, 64}}};
+    check_gpu();
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rule, &shapes[i], (CheckBounds){.bf16 = 0.03});
+}
+
 /* With device_set_exact chunks have one token. */
 static void single_tokens_agree(void **state) {
     (void)state;
@@ -241,6 +250,7 @@ int main(void) {
         cmocka_unit_test(a_history_precedes_the_rows),
         cmocka_unit_test(the_rule_and_its_gradients_agree),
         cmocka_unit_test(chunks_of_tokens_agree),
+        cmocka_unit_test(wide_heads_agree),
         cmocka_unit_test(single_tokens_agree),
         cmocka_unit_test(outputs_are_those_of_the_rule),
         cmocka_unit_test(the_rule_continues_from_the_states_of_slots),

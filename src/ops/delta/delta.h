@@ -52,7 +52,8 @@ static inline DeltaShape delta_shape(const DeltaSpec *spec, int64_t rows) {
 }
 static inline DeltaShape delta_call_shape(const OpCall *call) { return delta_shape(call->attributes, call->in_shape[DELTA_X][0]); }
 
-/* Scratch in elements of WIDE, one array after another; the first three are in both passes. Names are those of rule.c. */
+/* Scratch of a CPU in elements of WIDE, one array after another; the first three are in both passes. Names are those of
+ * rule.c. */
 typedef struct DeltaScratch {
     int64_t units;                           /* [R, 2, keys]: normalized queries and keys */
     int64_t products;                        /* [R, key_heads]: k . q */

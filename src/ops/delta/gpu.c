@@ -1,167 +1,297 @@
-/* The gated delta rule on a GPU. One kernel per scan (rule.c): a block takes SCAN_COLUMNS columns of a head's state, or
- * rows, and goes through the tokens of a sequence. SCAN_PARTS threads share a column and keep it in registers, so that no
- * sum leaves neighboring lanes. The block stages SCAN_STEPS tokens at a time in shared memory. Other kernels take a row
- * each, and for the gates a head of a sequence. Scratch: DeltaScratch. */
+/* The gated delta rule on a GPU: the forward pass. Training computes chunks of 64 tokens (rule.c, gpu_chunk_kernels.h):
+ * delta_chunks solves the triangular system of each chunk for its own tokens and for a state that is not known yet,
+ * delta_scan goes from chunk to chunk with the state of 64 value columns of a head, and delta_read computes y. Generation
+ * and device_set_exact go from token to token (delta_tokens): a block takes SCAN_COLUMNS columns of a head's state.
+ * SCAN_PARTS threads share a column and keep it in registers, so that no sum leaves neighboring lanes. The block stages
+ * SCAN_STEPS tokens at a time in shared memory. Scratch: DeltaGpuScratch. */
 #include "backend/gpu/formulas.h"
 #include "backend/gpu/vector.h"
-
-typedef struct DeltaArguments {
-    const bf16 GLOBAL *x, *gates;
-    const float GLOBAL *rates, *bias, *d_y;
-    const int32_t GLOBAL *positions, *slots, *lasts;
-    float GLOBAL *y, *recalled, *state; /* y only forward; recalled and state may be NULL forward */
-    float GLOBAL *units, *products, *factors, *d_carried, *d_queries, *d_reading, *d_writing, *d_factors, *sums;
-    bf16 GLOBAL *d_x, *d_gates;
-    int32_t length, key_heads, heads, group, key_dim, value_dim, keys, values, columns;
-    float root; /* of key_dim */
-} DeltaArguments;
+#include "ops/delta/gpu_chunk_kernels.h"
 
 enum { SCAN_THREADS = 256, SCAN_PARTS = 4, SCAN_COLUMNS = SCAN_THREADS / SCAN_PARTS, SCAN_STEPS = 16 };
 
+/* Shared memory of chunks: tiles, a matrix and numbers. */
+enum {
+    SYSTEM_BYTES = (2 * TILE_ELEMENTS + SQUARE_ELEMENTS) * 2 + CHUNK * MATRIX_ROW * 4 + (int)sizeof(DeltaNumbers),
+    SCAN_BYTES = (3 * TILE_ELEMENTS + SQUARE_ELEMENTS) * 2 + 2 * (int)sizeof(DeltaNumbers),
+    READ_BYTES = (3 * TILE_ELEMENTS + SQUARE_ELEMENTS) * 2 + (int)sizeof(DeltaNumbers),
+};
+
 #ifdef GPU_DEVICE
 
-enum { MOST_DIM = 128, SCAN_UNITS = MOST_DIM / SCAN_PARTS / 4, UNITS = MOST_DIM / 4 };
-enum { SCAN_VECTORS = 3, SCAN_SCALARS = 2 };
-enum { QUERY, KEY };            /* vectors or scalars of scans */
-enum { D_Y, UPDATE, D_UPDATE }; /* vectors: d_y, u and du */
+enum { SCAN_UNITS = WIDTH / SCAN_PARTS / 4, UNITS = WIDTH / 4 };
+enum { QUERY, KEY };
 
 static const float epsilon = 1e-6f;
 
-/* -- What scans read ----------------------------------------------------------------------------------------------- */
+/* -- What both forms read ------------------------------------------------------------------------------------------ */
 
 INLINE float soft_plus(float x) { return x > 20 ? x : LN_2 * fast_log2(1 + fast_exp(x)); }
 
-/* Returns 1 / the length of a head of x, in every lane of the wave. */
-INLINE float inverse_head_length(const bf16 GLOBAL *x, int count) {
-    float sum = 0;
-    for (int i = lane_id(); i < count; i += WAVE) sum += to_float(x[i]) * to_float(x[i]);
-    return fast_rsqrt(wave_sum(sum) + epsilon);
-}
-
+/* scales, products, and factors: the base-2 logarithm of the decay, and beta. */
 KERNEL(delta_prepare, DeltaArguments) {
     int64_t row = block_x();
     for (int h = wave_id(); h < a.key_heads; h += TILE_THREADS / WAVE) {
-        const bf16 GLOBAL *from = a.x + row * a.columns + (int64_t)h * a.key_dim;
-        float GLOBAL *to = a.units + row * 2 * a.keys + (int64_t)h * a.key_dim;
-        float query_scale = inverse_head_length(from, a.key_dim) / a.root, key_scale = inverse_head_length(from + a.keys, a.key_dim),
-              product = 0;
+        const bf16 GLOBAL *queries = a.x + row * a.columns + (int64_t)h * a.key_dim, *keys = queries + a.keys;
+        float lengths[2] = {0, 0}, product = 0;
         for (int i = lane_id(); i < a.key_dim; i += WAVE) {
-            float q = query_scale * to_float(from[i]), k = key_scale * to_float(from[a.keys + i]);
-            to[i] = q, to[a.keys + i] = k;
-            product += q * k;
+            float q = to_float(queries[i]), k = to_float(keys[i]);
+            lengths[QUERY] += q * q, lengths[KEY] += k * k, product += q * k;
         }
-        product = wave_sum(product);
-        if (lane_id() == 0) a.products[row * a.key_heads + h] = product;
+        float query = fast_rsqrt(wave_sum(lengths[QUERY]) + epsilon) / a.root, key = fast_rsqrt(wave_sum(lengths[KEY]) + epsilon);
+        product = wave_sum(product) * query * key;
+        float GLOBAL *to = a.scales + (row * a.key_heads + h) * 2;
+        if (lane_id() == 0) to[QUERY] = query, to[KEY] = key, a.products[row * a.key_heads + h] = product;
     }
     for (int h = thread_id(); h < a.heads; h += TILE_THREADS) {
         const bf16 GLOBAL *gate = a.gates + row * 2 * a.heads + h;
         float GLOBAL *to = a.factors + (row * a.heads + h) * 2;
-        to[0] = fast_exp(-fast_exp(a.rates[h]) * soft_plus(to_float(gate[a.heads]) + a.bias[h]));
+        to[0] = -LOG2_E * fast_exp(a.rates[h]) * soft_plus(to_float(gate[a.heads]) + a.bias[h]);
         to[1] = sigmoid(to_float(gate[0]));
     }
 }
 
-/* -- Scans --------------------------------------------------------------------------------------------------------- */
+/* The numbers of a chunk of a head, a thread per token. */
+KERNEL(delta_number, DeltaArguments) {
+    static SHARED float decay[2][CHUNK], start[2][CHUNK];
+    const ChunkPlace p = chunk_place(&a, block_z(), block_y(), block_x());
+    int i = thread_id(), now = 0;
+    bool there = i < p.rows;
+    int64_t row = p.row + (there ? i : 0), factor = (row * a.heads + p.head) * 2, scale = row * a.key_heads + p.key_head;
+    decay[0][i] = there ? a.factors[factor] : 0;
+    start[0][i] = there && a.positions[row] == 0 ? i : -1;
+    for (int step = 1; step < CHUNK; step *= 2, now ^= 1) {
+        barrier();
+        float sum = decay[now][i], most = start[now][i];
+        if (i >= step) sum += decay[now][i - step], most = __builtin_fmaxf(most, start[now][i - step]);
+        decay[now ^ 1][i] = sum, start[now ^ 1][i] = most;
+    }
+    DeltaNumbers GLOBAL *to = a.numbers + p.index;
+    to->decay[i] = decay[now][i], to->start[i] = start[now][i];
+    to->beta[i] = there ? a.factors[factor + 1] : 0;
+    to->query[i] = there ? a.scales[scale * 2 + QUERY] : 0;
+    to->key[i] = there ? a.scales[scale * 2 + KEY] : 0;
+    to->product[i] = there ? a.products[scale] : 0;
+}
 
-/* Tokens of a tile: vectors along the state's inner dimension, scalars of each column, and decay, beta, k . q and whether
- * the document begins. */
+/* -- Chunks -------------------------------------------------------------------------------------------------------- */
+
+/* With A = L diag(beta) and T = (I + A)^-1, M = (I - T) V + T c K S: stores own = (I - T) V and solved = T c K. */
+KERNEL(delta_chunks, DeltaArguments) {
+    LOCAL bf16 *keys = delta_tiles, *values = keys + TILE_ELEMENTS, *square = values + TILE_ELEMENTS;
+    LOCAL float *matrix = (LOCAL float *)(square + SQUARE_ELEMENTS);
+    LOCAL DeltaNumbers *n = (LOCAL DeltaNumbers *)(matrix + CHUNK * MATRIX_ROW);
+    const ChunkPlace p = chunk_place(&a, block_z(), block_y(), block_x());
+    Source of_keys = chunk_keys(&a, &p), of_values = chunk_values(&a, &p);
+    numbers_load(n, &a, p.index);
+    tile_load(keys, WIDTH, CHUNK, CHUNK_THREADS, &of_keys);
+    tile_load(values, WIDTH, CHUNK, CHUNK_THREADS, &of_values);
+    barrier();
+    Accumulator products, sums[WIDE_BLOCKS];
+    accumulator_clear(&products);
+    multiply_rows(&products, keys, keys, WIDTH);
+    FOR_SUM_ROWS(r) FOR_COLUMNS(c) {
+        int i = sum_row_at(r), j = sum_column_at(c);
+        float factor = j < i ? decay_between(n, i, j) * n->key[i] * n->key[j] * n->beta[j] : 0;
+        matrix[i * MATRIX_ROW + j] = factor * accumulator_get(&products, r, c);
+    }
+    invert_matrix(matrix);
+    square_put(square, matrix, n, OF_CARRIED_KEYS);
+    barrier();
+    wide_clear(sums);
+    multiply_square(sums, square, false, keys);
+    store_wide(a.solved + p.index * TILE_ELEMENTS, sums);
+    barrier();
+    square_put(square, matrix, n, OF_OTHERS);
+    barrier();
+    wide_clear(sums);
+    multiply_square(sums, square, false, values);
+    store_wide(a.own + p.index * TILE_ELEMENTS, sums);
+}
+
+/* What a lane of a scan reads of a chunk: its elements of own and of V, in pairs. */
+enum { SUM_LANE_ROWS = SUM_ROWS == MMA ? LANE_ROWS : LANE_ROWS / 2, PAIRS = LANE_COLUMNS / 2 };
+typedef struct ScanRows {
+    uint32_t own[SUM_LANE_ROWS][PAIRS], values[SUM_LANE_ROWS][PAIRS];
+    int first; /* column of the block */
+} ScanRows;
+
+INLINE ScanRows scan_rows(const DeltaArguments *a, const ChunkPlace *p, int first) {
+    ScanRows rows = {.first = first};
+    const bf16 GLOBAL *own = a->own + p->index * TILE_ELEMENTS + first, *values = chunk_values(a, p).from;
+    bool paired = (a->columns | a->value_dim) % 2 == 0;
+    FOR_SUM_ROWS(r) UNROLL for (int c = 0; c < PAIRS; c++) {
+        int i = sum_row_at(r), j = sum_column_at(2 * c);
+        const bf16 GLOBAL *value = values + (int64_t)i * a->columns + first + j;
+        bool low = i < p->rows && first + j < a->value_dim, high = i < p->rows && first + j + 1 < a->value_dim;
+        rows.own[r][c] = *(const uint32_t GLOBAL *)(own + i * WIDTH + j);
+        if (paired) rows.values[r][c] = low ? *(const uint32_t GLOBAL *)value : 0;
+        else rows.values[r][c] = (low ? (uint32_t)value[0] : 0) | (high ? (uint32_t)value[1] << 16 : 0);
+    }
+    return rows;
+}
+INLINE float half_of_pair(uint32_t pair, int c) { return c % 2 ? to_float_high(pair) : to_float_low(pair); }
+
+/* From sums = solved S to M, then U: stores M in recalled, U in updates, and d U / |k| as halves. */
+INLINE void scan_updates(const DeltaArguments *a, const ChunkPlace *p, Accumulator *sums, const ScanRows *rows, LOCAL const DeltaNumbers *n,
+    LOCAL bf16 *halves) {
+    int first = rows->first;
+    float GLOBAL *recalled = a->recalled + p->row * a->values + p->head * a->value_dim + first;
+    FOR_SUM_ROWS(r) {
+        int i = sum_row_at(r);
+        float beta = n->beta[i];
+        FOR_COLUMNS(c) {
+            float m = accumulator_get(sums, r, c) + half_of_pair(rows->own[r][c / 2], c);
+            int j = sum_column_at(c);
+            if (a->recalled && i < p->rows && first + j < a->value_dim) recalled[(int64_t)i * a->values + j] = m;
+            accumulator_set(sums, r, c, beta * (half_of_pair(rows->values[r][c / 2], c) - m));
+        }
+        bf16 GLOBAL *update = a->updates + p->index * TILE_ELEMENTS + i * WIDTH + first + sum_block() * MMA;
+        *(u32x4 GLOBAL *)(update + accumulator_chunk()) = accumulator_pack(sums, r);
+        accumulator_scale(sums, r, decay_left(n, i) * n->key[i]);
+        put_sum_row(halves, sums, r);
+    }
+}
+
+/* Stores the state before each chunk. */
+KERNEL(delta_scan, DeltaArguments) {
+    LOCAL bf16 *solved = delta_tiles, *keys = solved + TILE_ELEMENTS, *state = keys + TILE_ELEMENTS, *halves = state + TILE_ELEMENTS;
+    LOCAL DeltaNumbers *numbers = (LOCAL DeltaNumbers *)(halves + SQUARE_ELEMENTS);
+    int first = block_x() * SCAN_WIDTH;
+    ChunkPlace p = chunk_place(&a, block_z(), block_y(), 0);
+    bf16 GLOBAL *states = a.states + p.index * STATE_ELEMENTS + first * WIDTH;
+    Accumulator sums, columns[WIDE_BLOCKS];
+    Stage stage;
+    Source source = chunk_scratch(a.solved, TILE_ELEMENTS, &p, 0, CHUNK);
+    wide_clear(columns);
+    put_state(state, states, columns);
+    numbers_load(numbers, &a, p.index);
+    ScanRows rows = scan_rows(&a, &p, first);
+    stage_begin(&stage, solved, WIDTH, CHUNK, CHUNK_THREADS, &source);
+    stage_end(&stage, solved, WIDTH, CHUNK, CHUNK_THREADS, &source, 0);
+    for (int chunk = 0; chunk < a.chunks; chunk++) {
+        LOCAL const DeltaNumbers *n = numbers + chunk % 2;
+        bool more = chunk + 1 < a.chunks;
+        barrier();
+        source = chunk_keys(&a, &p);
+        stage_begin(&stage, keys, WIDTH, CHUNK, CHUNK_THREADS, &source);
+        accumulator_clear(&sums);
+        multiply_rows(&sums, solved, state, WIDTH);
+        scan_updates(&a, &p, &sums, &rows, n, halves);
+        stage_end(&stage, keys, WIDTH, CHUNK, CHUNK_THREADS, &source, 0);
+        barrier();
+        if (!more) break;
+        p = chunk_place(&a, block_z(), block_y(), chunk + 1);
+        source = chunk_scratch(a.solved, TILE_ELEMENTS, &p, 0, CHUNK);
+        stage_begin(&stage, solved, WIDTH, CHUNK, CHUNK_THREADS, &source);
+        rows = scan_rows(&a, &p, first);
+        numbers_load(numbers + (chunk + 1) % 2, &a, p.index);
+        wide_scale(columns, decay_carried(n, CHUNK - 1));
+        add_to_state(columns, halves, keys);
+        put_state(state, states + (int64_t)(chunk + 1) * STATE_ELEMENTS, columns);
+        stage_end(&stage, solved, WIDTH, CHUNK, CHUNK_THREADS, &source, 0);
+    }
+}
+
+/* Y = c Q S + P U for SCAN_WIDTH columns of a chunk. */
+KERNEL(delta_read, DeltaArguments) {
+    LOCAL bf16 *queries = delta_tiles, *keys = queries + TILE_ELEMENTS, *state = keys + TILE_ELEMENTS, *updates = state + TILE_ELEMENTS,
+               *square = keys;
+    LOCAL DeltaNumbers *n = (LOCAL DeltaNumbers *)(updates + SQUARE_ELEMENTS);
+    const ChunkPlace p = chunk_place(&a, block_z(), block_y(), block_x() / a.parts);
+    int first = block_x() % a.parts * SCAN_WIDTH;
+    Source of_queries = chunk_queries(&a, &p), of_keys = chunk_keys(&a, &p);
+    Source of_state = chunk_scratch(a.states, STATE_ELEMENTS, &p, first * WIDTH, SCAN_WIDTH);
+    of_state.columns = WIDTH;
+    numbers_load(n, &a, p.index);
+    tile_load(queries, WIDTH, CHUNK, CHUNK_THREADS, &of_queries);
+    tile_load(keys, WIDTH, CHUNK, CHUNK_THREADS, &of_keys);
+    tile_load(state, WIDTH, SCAN_WIDTH, CHUNK_THREADS, &of_state);
+    UNROLL for (int half = 0; half < 2; half++) {
+        Source of_updates = chunk_scratch(a.updates, TILE_ELEMENTS, &p, first + half * MMA, CHUNK);
+        tile_load(updates + half * HALF_ELEMENTS, MMA, CHUNK, CHUNK_THREADS, &of_updates);
+    }
+    barrier();
+    Accumulator products, sums;
+    accumulator_clear(&products), accumulator_clear(&sums);
+    multiply_rows(&products, queries, keys, WIDTH);
+    multiply_rows(&sums, queries, state, WIDTH);
+    barrier();
+    FOR_SUM_ROWS(r) {
+        int i = sum_row_at(r);
+        accumulator_scale(&sums, r, decay_carried(n, i) * n->query[i]);
+        FOR_COLUMNS(c) {
+            int j = sum_column_at(c);
+            float x = accumulator_get(&products, r, c) * (decay_between(n, i, j) * n->query[i] * n->key[j]);
+            accumulator_set(&products, r, c, x);
+        }
+        put_sum_row(square, &products, r);
+    }
+    barrier();
+    UNROLL for (int k = 0; k < CHUNK; k += MMA) {
+        Operand left, right;
+        load_sum_rows(&left, square + k / MMA * HALF_ELEMENTS, MMA, 0);
+        operand_load_transposed(&right, updates + sum_block() * HALF_ELEMENTS, MMA, k, 0);
+        mma_rows(&sums, &left, &right, SUM_ROWS);
+    }
+    FOR_SUM_ROWS(r) FOR_COLUMNS(c) {
+        int i = sum_row_at(r), j = first + sum_column_at(c);
+        if (i < p.rows && j < a.value_dim) a.y[(p.row + i) * a.values + (int64_t)p.head * a.value_dim + j] = accumulator_get(&sums, r, c);
+    }
+}
+
+/* -- Token by token ------------------------------------------------------------------------------------------------ */
+
+/* Tokens of a tile: normalized queries and keys, values of each column, and decay, beta, k . q and whether the document
+ * begins. */
 typedef struct ScanTile {
-    f32x4 vectors[SCAN_STEPS][SCAN_VECTORS][UNITS];
-    float scalars[SCAN_STEPS][SCAN_SCALARS][SCAN_COLUMNS];
+    f32x4 vectors[SCAN_STEPS][2][UNITS];
+    float values[SCAN_STEPS][SCAN_COLUMNS];
     float decay[SCAN_STEPS], beta[SCAN_STEPS], product[SCAN_STEPS], begins[SCAN_STEPS];
 } ScanTile;
 
 typedef struct Scan {
     int head, key_head, column, part;
     int64_t first; /* row of the sequence */
-    bool back;
 } Scan;
 
-INLINE Scan scan_begin(const DeltaArguments *a, bool back) {
+INLINE Scan scan_begin(const DeltaArguments *a) {
     return (Scan){.head = block_y(),
         .key_head = block_y() / a->group,
         .column = block_x() * SCAN_COLUMNS + thread_id() / SCAN_PARTS,
         .part = thread_id() % SCAN_PARTS,
-        .first = (int64_t)block_z() * a->length,
-        .back = back};
+        .first = (int64_t)block_z() * a->length};
 }
 
-/* Returns the row of step `i` of the scan. */
-INLINE int64_t step_row(const DeltaArguments *a, const Scan *s, int i) { return s->first + (s->back ? a->length - 1 - i : i); }
-
-/* `dim` numbers of each row of the sequences: those of row r begin at at + r * stride. */
-typedef struct ScanSource {
-    const float GLOBAL *at;
-    int64_t stride;
-    int dim;
-} ScanSource;
-
-/* Returns number `column` of step `step`; zero after the last one. */
-INLINE float tile_number(const DeltaArguments *a, const Scan *s, const ScanSource *from, int step, int column) {
-    bool inside = step < a->length && column < from->dim;
-    return inside ? from->at[step_row(a, s, step) * from->stride + column] : 0;
-}
-
-/* Stages vector `v`, or scalar `v` of the block's columns, for the tile's steps. */
-INLINE void stage_vector(const DeltaArguments *a, const Scan *s, LOCAL ScanTile *tile, int step, int v, ScanSource from) {
-    for (int e = thread_id(); e < SCAN_STEPS * MOST_DIM; e += SCAN_THREADS) {
-        int i = e / MOST_DIM, column = e % MOST_DIM;
-        ((LOCAL float *)tile->vectors[i][v])[column] = tile_number(a, s, &from, step + i, column);
-    }
-}
-INLINE void stage_scalars(const DeltaArguments *a, const Scan *s, LOCAL ScanTile *tile, int step, int v, ScanSource from) {
-    for (int e = thread_id(); e < SCAN_STEPS * SCAN_COLUMNS; e += SCAN_THREADS) {
-        int i = e / SCAN_COLUMNS, within = e % SCAN_COLUMNS;
-        tile->scalars[i][v][within] = tile_number(a, s, &from, step + i, block_x() * SCAN_COLUMNS + within);
+/* Stages normalized queries or keys of the tile's steps; zeros after the last one. */
+INLINE void stage_units(const DeltaArguments *a, const Scan *s, LOCAL ScanTile *tile, int step, int v) {
+    for (int e = thread_id(); e < SCAN_STEPS * WIDTH; e += SCAN_THREADS) {
+        int i = e / WIDTH, column = e % WIDTH;
+        int64_t row = s->first + step + i;
+        const bf16 GLOBAL *from = a->x + row * a->columns + v * a->keys + s->key_head * a->key_dim;
+        bool inside = step + i < a->length && column < a->key_dim;
+        ((LOCAL float *)tile->vectors[i][v])[column] =
+            inside ? to_float(from[column]) * a->scales[(row * a->key_heads + s->key_head) * 2 + v] : 0;
     }
 }
 
-/* Stages the values of the head as scalar 0. */
 INLINE void stage_values(const DeltaArguments *a, const Scan *s, LOCAL ScanTile *tile, int step) {
     const bf16 GLOBAL *from = a->x + 2 * a->keys + (int64_t)s->head * a->value_dim;
     for (int e = thread_id(); e < SCAN_STEPS * SCAN_COLUMNS; e += SCAN_THREADS) {
         int i = e / SCAN_COLUMNS, within = e % SCAN_COLUMNS, column = block_x() * SCAN_COLUMNS + within;
         bool inside = step + i < a->length && column < a->value_dim;
-        tile->scalars[i][0][within] = inside ? to_float(from[step_row(a, s, step + i) * a->columns + column]) : 0;
+        tile->values[i][within] = inside ? to_float(from[(s->first + step + i) * a->columns + column]) : 0;
     }
 }
 
 INLINE void stage_factors(const DeltaArguments *a, const Scan *s, LOCAL ScanTile *tile, int step) {
     int i = thread_id();
     if (i >= SCAN_STEPS || step + i >= a->length) return;
-    int64_t row = step_row(a, s, step + i);
-    tile->decay[i] = a->factors[(row * a->heads + s->head) * 2];
+    int64_t row = s->first + step + i;
+    tile->decay[i] = fast_exp2(a->factors[(row * a->heads + s->head) * 2]);
     tile->beta[i] = a->factors[(row * a->heads + s->head) * 2 + 1];
     tile->product[i] = a->products[row * a->key_heads + s->key_head];
     tile->begins[i] = a->positions[row] == 0;
-}
-
-/* Stages normalized queries and keys as vectors 0 and 1, or as scalars 0 and 1. */
-INLINE void stage_units(const DeltaArguments *a, const Scan *s, LOCAL ScanTile *tile, int step, bool scalars) {
-    ScanSource from = {a->units + (int64_t)s->key_head * a->key_dim, 2 * a->keys, a->key_dim};
-    for (int v = QUERY; v <= KEY; v++, from.at += a->keys) (scalars ? stage_scalars : stage_vector)(a, s, tile, step, v, from);
-}
-
-/* A value column of a row in the backward pass: d_y, u and du. */
-typedef struct DeltaGrad { float d_y, update, d_update; } DeltaGrad;
-INLINE DeltaGrad delta_grad_at(const DeltaArguments *a, int64_t row, int head, int column) {
-    int64_t at = row * a->values + (int64_t)head * a->value_dim + column;
-    float v = to_float(a->x[row * a->columns + 2 * a->keys + (int64_t)head * a->value_dim + column]);
-    float beta = a->factors[(row * a->heads + head) * 2 + 1], product = a->products[row * a->key_heads + head / a->group];
-    return (DeltaGrad){a->d_y[at], beta * (v - a->recalled[at]), a->d_carried[at] + product * a->d_y[at]};
-}
-
-/* Stages the vectors of the backward pass. */
-INLINE void stage_gradients(const DeltaArguments *a, const Scan *s, LOCAL ScanTile *tile, int step) {
-    for (int e = thread_id(); e < SCAN_STEPS * MOST_DIM; e += SCAN_THREADS) {
-        int i = e / MOST_DIM, column = e % MOST_DIM;
-        bool inside = step + i < a->length && column < a->value_dim;
-        DeltaGrad of = {0};
-        if (inside) of = delta_grad_at(a, step_row(a, s, step + i), s->head, column);
-        ((LOCAL float *)tile->vectors[i][D_Y])[column] = of.d_y;
-        ((LOCAL float *)tile->vectors[i][UPDATE])[column] = of.update;
-        ((LOCAL float *)tile->vectors[i][D_UPDATE])[column] = of.d_update;
-    }
 }
 
 #define FOR_STATE(i) UNROLL for (int i = 0; i < SCAN_UNITS; i++)
@@ -204,9 +334,9 @@ INLINE void state_copy(const DeltaArguments *a, const Scan *s, f32x4 *state, flo
     }
 }
 
-KERNEL(delta_forward, DeltaArguments) {
+KERNEL(delta_tokens, DeltaArguments) {
     static SHARED ScanTile tile;
-    Scan s = scan_begin(&a, false);
+    Scan s = scan_begin(&a);
     f32x4 state[SCAN_UNITS];
     float GLOBAL *stored = stored_state(&a, &s);
     int last = a.lasts ? a.lasts[block_z()] : a.length - 1, within = thread_id() / SCAN_PARTS;
@@ -214,14 +344,15 @@ KERNEL(delta_forward, DeltaArguments) {
     if (stored) state_copy(&a, &s, state, stored, false);
     for (int step = 0; step < a.length; step += SCAN_STEPS) {
         barrier();
-        stage_units(&a, &s, &tile, step, false);
+        stage_units(&a, &s, &tile, step, QUERY);
+        stage_units(&a, &s, &tile, step, KEY);
         stage_values(&a, &s, &tile, step);
         stage_factors(&a, &s, &tile, step);
         barrier();
         for (int i = 0; i < SCAN_STEPS && step + i < a.length; i++) {
             if (tile.begins[i] != 0) state_clear(state);
             float decay = tile.decay[i], recalled = decay * state_dot(state, tile.vectors[i][KEY], &s);
-            float update = tile.beta[i] * (tile.scalars[i][0][within] - recalled);
+            float update = tile.beta[i] * (tile.values[i][within] - recalled);
             float y = decay * state_dot(state, tile.vectors[i][QUERY], &s) + tile.product[i] * update;
             state_add(state, decay, update, tile.vectors[i][KEY], &s);
             int64_t at = (s.first + step + i) * a.values + (int64_t)s.head * a.value_dim + s.column;
@@ -232,207 +363,47 @@ KERNEL(delta_forward, DeltaArguments) {
     }
 }
 
-/* Scan 1. */
-KERNEL(delta_back_values, DeltaArguments) {
-    static SHARED ScanTile tile;
-    Scan s = scan_begin(&a, true);
-    f32x4 state[SCAN_UNITS];
-    int within = thread_id() / SCAN_PARTS;
-    state_clear(state);
-    for (int step = 0; step < a.length; step += SCAN_STEPS) {
-        barrier();
-        stage_units(&a, &s, &tile, step, false);
-        stage_scalars(&a, &s, &tile, step, 0, (ScanSource){a.d_y + (int64_t)s.head * a.value_dim, a.values, a.value_dim});
-        stage_factors(&a, &s, &tile, step);
-        barrier();
-        for (int i = 0; i < SCAN_STEPS && step + i < a.length; i++) {
-            float decay = tile.decay[i], d_y = tile.scalars[i][0][within], carried = state_dot(state, tile.vectors[i][KEY], &s);
-            if (s.part == 0 && s.column < a.value_dim)
-                a.d_carried[step_row(&a, &s, step + i) * a.values + (int64_t)s.head * a.value_dim + s.column] = carried;
-            state_add(state, 1, d_y, tile.vectors[i][QUERY], &s);
-            state_add(state, decay, -decay * tile.beta[i] * (carried + tile.product[i] * d_y), tile.vectors[i][KEY], &s);
-            if (tile.begins[i] != 0) state_clear(state);
-        }
-    }
-}
-
-/* Scan 2. */
-KERNEL(delta_again, DeltaArguments) {
-    static SHARED ScanTile tile;
-    Scan s = scan_begin(&a, false);
-    f32x4 state[SCAN_UNITS];
-    int within = thread_id() / SCAN_PARTS;
-    state_clear(state);
-    for (int step = 0; step < a.length; step += SCAN_STEPS) {
-        barrier();
-        stage_gradients(&a, &s, &tile, step);
-        stage_units(&a, &s, &tile, step, true);
-        stage_factors(&a, &s, &tile, step);
-        barrier();
-        for (int i = 0; i < SCAN_STEPS && step + i < a.length; i++) {
-            if (tile.begins[i] != 0) state_clear(state);
-            float decay = tile.decay[i], reading = -decay * tile.beta[i] * state_dot(state, tile.vectors[i][D_UPDATE], &s);
-            float query = decay * state_dot(state, tile.vectors[i][D_Y], &s);
-            state_add(state, decay, tile.scalars[i][KEY][within], tile.vectors[i][UPDATE], &s);
-            int64_t at = ((s.first + step + i) * a.heads + s.head) * a.key_dim + s.column;
-            if (s.part == 0 && s.column < a.key_dim) a.d_reading[at] = reading;
-            if (s.part == 1 && s.column < a.key_dim) a.d_queries[at] = query;
-        }
-    }
-}
-
-/* Scan 3. */
-KERNEL(delta_back_keys, DeltaArguments) {
-    static SHARED ScanTile tile;
-    Scan s = scan_begin(&a, true);
-    f32x4 state[SCAN_UNITS];
-    int within = thread_id() / SCAN_PARTS;
-    state_clear(state);
-    for (int step = 0; step < a.length; step += SCAN_STEPS) {
-        barrier();
-        stage_gradients(&a, &s, &tile, step);
-        stage_units(&a, &s, &tile, step, true);
-        stage_factors(&a, &s, &tile, step);
-        barrier();
-        for (int i = 0; i < SCAN_STEPS && step + i < a.length; i++) {
-            float decay = tile.decay[i];
-            state_add(state, 1, tile.scalars[i][QUERY][within], tile.vectors[i][D_Y], &s);
-            float writing = state_dot(state, tile.vectors[i][UPDATE], &s);
-            if (s.part == 0 && s.column < a.key_dim)
-                a.d_writing[(step_row(&a, &s, step + i) * a.heads + s.head) * a.key_dim + s.column] = writing;
-            state_add(state, decay, -decay * tile.beta[i] * tile.scalars[i][KEY][within], tile.vectors[i][D_UPDATE], &s);
-            if (tile.begins[i] != 0) state_clear(state);
-        }
-    }
-}
-
-/* -- After the scans ----------------------------------------------------------------------------------------------- */
-
-/* d_factors of a row. */
-KERNEL(delta_dots, DeltaArguments) {
-    int64_t row = block_x();
-    for (int h = wave_id(); h < a.heads; h += TILE_THREADS / WAVE) {
-        const float GLOBAL *q = a.units + row * 2 * a.keys + (int64_t)(h / a.group) * a.key_dim;
-        const bf16 GLOBAL *v = a.x + row * a.columns + 2 * a.keys + (int64_t)h * a.value_dim;
-        int64_t key = (row * a.heads + h) * a.key_dim, value = row * a.values + (int64_t)h * a.value_dim;
-        float beta = a.factors[(row * a.heads + h) * 2 + 1], product = a.products[row * a.key_heads + h / a.group];
-        float read = 0, written = 0, d_beta = 0, own = 0;
-        for (int i = lane_id(); i < a.key_dim; i += WAVE) read += q[i] * a.d_queries[key + i];
-        for (int i = lane_id(); i < a.value_dim; i += WAVE) {
-            float d_y = a.d_y[value + i], recalled = a.recalled[value + i], carried = a.d_carried[value + i];
-            float error = to_float(v[i]) - recalled;
-            written += product * recalled * d_y + to_float(v[i]) * carried;
-            d_beta += (carried + product * d_y) * error;
-            own += beta * error * d_y;
-        }
-        read = wave_sum(read), written = wave_sum(written), d_beta = wave_sum(d_beta), own = wave_sum(own);
-        float GLOBAL *to = a.d_factors + (row * a.heads + h) * 3;
-        if (lane_id() == 0) to[0] = read - beta * written, to[1] = d_beta, to[2] = own;
-    }
-}
-
-/* d_gates of a head of a sequence. Threads take spans of rows, and pass on the sum that enters a span from its end. */
-KERNEL(delta_gates_grad, DeltaArguments) {
-    static SHARED float carried[TILE_THREADS], cut[TILE_THREADS], scratch[TILE_THREADS / WAVE];
-    int head = block_x(), span = (a.length + TILE_THREADS - 1) / TILE_THREADS, begin = thread_id() * span, end = begin + span;
-    int64_t first = (int64_t)block_y() * a.length;
-    float rate = fast_exp(a.rates[head]), bias = a.bias[head], sum = 0, begins = 0, d_rate = 0, d_bias = 0;
-    if (end > a.length) end = a.length;
-    for (int i = end - 1; i >= begin; i--) {
-        sum += a.d_factors[((first + i) * a.heads + head) * 3];
-        if (a.positions[first + i] == 0) sum = 0, begins = 1;
-    }
-    carried[thread_id()] = sum, cut[thread_id()] = begins;
-    barrier();
-    sum = 0;
-    if (thread_id() == 0)
-        for (int t = TILE_THREADS - 1; t >= 0; t--) {
-            float own = carried[t];
-            carried[t] = sum;
-            sum = own + (cut[t] != 0 ? 0 : sum);
-        }
-    barrier();
-    sum = carried[thread_id()];
-    for (int i = end - 1; i >= begin; i--) {
-        int64_t at = (first + i) * a.heads + head;
-        const bf16 GLOBAL *gate = a.gates + (first + i) * 2 * a.heads + head;
-        bf16 GLOBAL *to = a.d_gates + (first + i) * 2 * a.heads + head;
-        float beta = a.factors[at * 2 + 1], in = to_float(gate[a.heads]) + bias;
-        sum += a.d_factors[at * 3];
-        float d_in = -sum * rate * sigmoid(in);
-        d_rate -= sum * rate * soft_plus(in);
-        d_bias += d_in;
-        to[0] = to_bf16(a.d_factors[at * 3 + 1] * beta * (1 - beta));
-        to[a.heads] = to_bf16(d_in);
-        if (a.positions[first + i] == 0) sum = 0;
-    }
-    d_rate = block_sum(d_rate, scratch, TILE_THREADS);
-    d_bias = block_sum(d_bias, scratch, TILE_THREADS);
-    float GLOBAL *sums = a.sums + (int64_t)block_y() * 2 * a.heads + head;
-    if (thread_id() == 0) sums[0] = d_rate, sums[a.heads] = d_bias;
-}
-
-/* Returns channel i of the gradient of a normalized query or key: the sum over its value heads. */
-INLINE float unit_gradient(const DeltaArguments *a, int64_t row, int key_head, bool is_key, int i) {
-    int64_t head = row * a->heads + key_head * a->group;
-    float k = a->units[row * 2 * a->keys + a->keys + (int64_t)key_head * a->key_dim + i], sum = 0;
-    for (int g = 0; g < a->group; g++, head++) {
-        int64_t at = head * a->key_dim + i;
-        sum += is_key ? a->d_reading[at] + a->d_writing[at] : a->d_queries[at] + a->d_factors[head * 3 + 2] * k;
-    }
-    return sum;
-}
-
-/* d_x of a row: through the division by lengths for queries and keys, beta du for values. */
-KERNEL(delta_finish, DeltaArguments) {
-    int64_t row = block_x();
-    for (int h = wave_id(); h < 2 * a.key_heads; h += TILE_THREADS / WAVE) {
-        const bf16 GLOBAL *x = a.x + row * a.columns + (int64_t)h * a.key_dim;
-        bf16 GLOBAL *to = a.d_x + row * a.columns + (int64_t)h * a.key_dim;
-        bool is_key = h >= a.key_heads;
-        int key_head = is_key ? h - a.key_heads : h;
-        float inverse = inverse_head_length(x, a.key_dim), scale = is_key ? inverse : inverse / a.root, along = 0;
-        for (int i = lane_id(); i < a.key_dim; i += WAVE) along += to_float(x[i]) * unit_gradient(&a, row, key_head, is_key, i);
-        along = wave_sum(along) * inverse * inverse;
-        for (int i = lane_id(); i < a.key_dim; i += WAVE)
-            to[i] = to_bf16(scale * (unit_gradient(&a, row, key_head, is_key, i) - to_float(x[i]) * along));
-    }
-    for (int j = thread_id(); j < a.values; j += TILE_THREADS)
-        a.d_x[row * a.columns + 2 * a.keys + j] = to_bf16(
-            a.factors[(row * a.heads + j / a.value_dim) * 2 + 1] * delta_grad_at(&a, row, j / a.value_dim, j % a.value_dim).d_update);
-}
-
 #else
 
 #include <math.h>
 
-#include "ops/delta/delta.h"
+#include "backend/gpu/kernel_launch.h"
+#include "ops/delta/gpu_internal.h"
 
-LAUNCHERS(delta_row, DeltaArguments, delta_prepare, delta_dots, delta_finish)
-LAUNCHERS(delta_scan, DeltaArguments, delta_forward, delta_back_values, delta_again, delta_back_keys)
-LAUNCHER(delta_gates_grad, DeltaArguments)
+LAUNCHERS(delta_rows, DeltaArguments, delta_prepare, delta_number)
+LAUNCHERS(delta_chunks, DeltaArguments, delta_chunks, delta_scan, delta_read)
+LAUNCHER(delta_tokens, DeltaArguments)
 
-enum { PREPARE, DOTS, FINISH };
-enum { FORWARD, BACK_VALUES, AGAIN, BACK_KEYS };
+enum { PREPARE, NUMBER };
+enum { CHUNKS, SCAN, READ };
 
-static DeltaArguments delta_arguments(const OpCall *call, const DeltaShape *s, bool backward) {
-    DeltaScratch at = delta_scratch(s, backward);
-    float *scratch = call->workspace;
+DeltaArguments delta_gpu_arguments(const OpCall *call, const DeltaShape *s, DeltaArrays arrays) {
+    DeltaGpuScratch at = delta_gpu_scratch(s, arrays);
+    char *scratch = call->workspace;
     return (DeltaArguments){.x = call->in[DELTA_X],
         .gates = call->in[DELTA_GATES],
         .rates = call->in[DELTA_RATES],
         .bias = call->in[DELTA_BIAS],
         .positions = call->in[DELTA_POSITIONS],
-        .units = scratch + at.units,
-        .products = scratch + at.products,
-        .factors = scratch + at.factors,
-        .d_carried = scratch + at.d_carried,
-        .d_queries = scratch + at.d_queries,
-        .d_reading = scratch + at.d_reading,
-        .d_writing = scratch + at.d_writing,
-        .d_factors = scratch + at.d_factors,
-        .sums = scratch + at.sums,
+        .scales = (float *)(scratch + at.scales),
+        .products = (float *)(scratch + at.products),
+        .factors = (float *)(scratch + at.factors),
+        .numbers = (DeltaNumbers *)(scratch + at.numbers),
+        .solved = (bf16 *)(scratch + at.solved),
+        .own = (bf16 *)(scratch + at.own),
+        .updates = (bf16 *)(scratch + at.updates),
+        .states = (bf16 *)(scratch + at.states),
+        .d_recalled = (bf16 *)(scratch + at.d_recalled),
+        .d_outs = (bf16 *)(scratch + at.d_outs),
+        .d_states = (bf16 *)(scratch + at.d_states),
+        .d_carried = (float *)(scratch + at.d_carried),
+        .d_queries = (float *)(scratch + at.d_queries),
+        .d_keys = (float *)(scratch + at.d_keys),
+        .d_factors = (float *)(scratch + at.d_factors),
+        .d_after = (float *)(scratch + at.d_after),
+        .sums = (float *)(scratch + at.sums),
         .length = (int32_t)s->length,
+        .chunks = (int32_t)delta_chunks_of(s),
         .key_heads = (int32_t)s->key_heads,
         .heads = (int32_t)s->heads,
         .group = (int32_t)s->group,
@@ -441,45 +412,49 @@ static DeltaArguments delta_arguments(const OpCall *call, const DeltaShape *s, b
         .keys = (int32_t)s->keys,
         .values = (int32_t)s->values,
         .columns = (int32_t)s->columns,
+        .parts = (int32_t)divide_up(s->value_dim, SCAN_WIDTH),
         .root = sqrtf((float)s->key_dim)};
 }
 
-static void launch_rows(const OpCall *call, int form, const DeltaShape *s, const DeltaArguments *arguments) {
-    launch_delta_row(call->device, form, (LaunchShape){.x = s->rows, .threads = TILE_THREADS}, arguments);
+static void delta_gpu_prepare(const OpCall *call, const DeltaShape *s, const DeltaArguments *arguments) {
+    launch_delta_rows(call->device, PREPARE, (LaunchShape){.x = s->rows, .threads = TILE_THREADS}, arguments);
 }
 
-static void launch_scan(const OpCall *call, int form, const DeltaShape *s, const DeltaArguments *arguments) {
-    int64_t columns = form == FORWARD || form == BACK_VALUES ? s->value_dim : s->key_dim;
-    LaunchShape shape = {.x = divide_up(columns, SCAN_COLUMNS), .y = s->heads, .z = s->sequences, .threads = SCAN_THREADS};
-    launch_delta_scan(call->device, form, shape, arguments);
+void delta_gpu_number(const OpCall *call, const DeltaShape *s, const DeltaArguments *arguments) {
+    LaunchShape shape = {.x = arguments->chunks, .y = s->heads, .z = s->sequences, .threads = CHUNK};
+    delta_gpu_prepare(call, s, arguments);
+    launch_delta_rows(call->device, NUMBER, shape, arguments);
 }
 
 static int64_t delta_gpu_workspace(const Graph *graph, const Node *node) {
     DeltaShape s = delta_shape(node->attributes, graph_rows(graph, node->in[DELTA_X]));
-    return delta_scratch(&s, node->op == OP_delta_grad).elements * (int64_t)sizeof(float);
+    return delta_gpu_scratch(&s, node->out[DELTA_STATE] ? DELTA_ROWS : DELTA_FORWARD).bytes;
+}
+
+static void run_tokens(const OpCall *call, const DeltaShape *s, DeltaArguments *arguments) {
+    LaunchShape shape = {.x = divide_up(s->value_dim, SCAN_COLUMNS), .y = s->heads, .z = s->sequences, .threads = SCAN_THREADS};
+    arguments->slots = call->in[DELTA_SLOTS], arguments->lasts = call->in[DELTA_LASTS], arguments->state = call->out[DELTA_STATE];
+    delta_gpu_prepare(call, s, arguments);
+    launch_delta_tokens(call->device, shape, arguments);
+}
+
+static void run_chunks(const OpCall *call, const DeltaShape *s, const DeltaArguments *arguments) {
+    LaunchShape shape = {.x = arguments->chunks, .y = s->heads, .z = s->sequences, .threads = CHUNK_THREADS, .shared = SYSTEM_BYTES};
+    delta_gpu_number(call, s, arguments);
+    launch_delta_chunks(call->device, CHUNKS, shape, arguments);
+    shape.x = arguments->parts, shape.shared = SCAN_BYTES;
+    launch_delta_chunks(call->device, SCAN, shape, arguments);
+    shape.x = (int64_t)arguments->chunks * arguments->parts, shape.shared = READ_BYTES;
+    launch_delta_chunks(call->device, READ, shape, arguments);
 }
 
 GPU_OP(delta, delta_gpu_workspace) {
     DeltaShape s = delta_call_shape(call);
-    DeltaArguments arguments = delta_arguments(call, &s, false);
-    arguments.slots = call->in[DELTA_SLOTS], arguments.lasts = call->in[DELTA_LASTS];
-    arguments.y = call->out[DELTA_Y], arguments.recalled = call->out[DELTA_RECALLED], arguments.state = call->out[DELTA_STATE];
-    launch_rows(call, PREPARE, &s, &arguments);
-    launch_scan(call, FORWARD, &s, &arguments);
-}
-
-GPU_OP(delta_grad, delta_gpu_workspace) {
-    DeltaShape s = delta_call_shape(call);
-    DeltaArguments arguments = delta_arguments(call, &s, true);
-    arguments.d_y = call->in[DELTA_GRAD_D_Y], arguments.recalled = call->in[DELTA_GRAD_RECALLED];
-    arguments.d_x = call->out[DELTA_GRAD_D_X], arguments.d_gates = call->out[DELTA_GRAD_D_GATES];
-    launch_rows(call, PREPARE, &s, &arguments);
-    for (int form = BACK_VALUES; form <= BACK_KEYS; form++) launch_scan(call, form, &s, &arguments);
-    launch_rows(call, DOTS, &s, &arguments);
-    launch_delta_gates_grad(call->device, (LaunchShape){.x = s.heads, .y = s.sequences, .threads = TILE_THREADS}, &arguments);
-    launch_rows(call, FINISH, &s, &arguments);
-    gpu_add_partial_sums(
-        call->device, (float *[]){call->out[DELTA_GRAD_D_RATES], call->out[DELTA_GRAD_D_BIAS]}, 2, arguments.sums, s.sequences, s.heads);
+    bool tokens = device_info(call->device)->exact || call->out[DELTA_STATE];
+    DeltaArguments arguments = delta_gpu_arguments(call, &s, tokens ? DELTA_ROWS : DELTA_FORWARD);
+    arguments.y = call->out[DELTA_Y], arguments.recalled = call->out[DELTA_RECALLED];
+    if (tokens) run_tokens(call, &s, &arguments);
+    else run_chunks(call, &s, &arguments);
 }
 
 #endif

@@ -1,8 +1,8 @@
 /* delta: the gated delta rule. With S before the token, m = decay S^T k (`recalled`), error = v - m and u = beta error, a
  * token has
  *     y = decay S^T q + (k . q) u,  S = decay S + k u^T.
- * GPUs compute this form, and CPUs do in generation and with device_set_exact, so that the bits of a token do not depend on
- * the tokens before it in the call. The backward pass over one head is three scans, with dm = -beta du:
+ * Generation and device_set_exact compute this form, so that the bits of a token do not depend on the tokens before it in
+ * the call. The backward pass over one head is three scans, with dm = -beta du:
  *   1. from the last token to the first, with dS:  d_carried = dS^T k;  du = d_carried + (k . q) d_y;
  *      dS = decay (dS + q d_y^T + k dm^T).  d_v = beta du, and d_beta = du . error; d_carried is kept;
  *   2. from the first token on, with S:  d_queries = decay S d_y;  d_reading = decay S dm;  S = decay S + k u^T;
@@ -13,7 +13,7 @@
  * dG from its token to the end of the document. Every term has a decay as a factor, so that the sum stays exact where
  * decays, and their gradients, are small.
  *
- * CPUs compute chunks of 64 tokens with products of matrices (arXiv 2406.06484, 2412.06464). With D_ij the product of
+ * Otherwise chunks of 64 tokens are computed with products of matrices (arXiv 2406.06484, 2412.06464). With D_ij the product of
  * the decays after token j up to token i of a chunk (0 if a document begins between them), c_i the one from the chunk's first
  * state S to token i, d_j the one from token j to the chunk's end, L_ij = D_ij (k_i . k_j) for j < i, and P_ij = D_ij (q_i . k_j)
  * for j <= i, the rows of all tokens are
@@ -25,7 +25,11 @@
  *     d_writing = d U dS^T + F^T Q + (E + E^T) K,  d_queries = F' K + c dY S^T,  d_reading = c dM S^T
  *     dS before the chunk = c_last dS + (c Q)^T dY + (c K)^T dM.
  * One pass goes from the last token to the first with dS, and one from the first to the last with S, which is recomputed
- * because the forward pass does not store it. */
+ * because the forward pass does not store it.
+ *
+ * CPUs solve for rows of M and C one after another. GPUs multiply by inverses, so that all chunks begin at once:
+ *     M = (I - T) V + T c K S with T = (I + L beta)^-1,
+ *     C = T^T (P'^T - L^T beta diag(P)) dY + T^T d K dS with T = (I + beta L)^-1. */
 #include "ops/delta/delta.h"
 
 static void assert_shapes(const Graph *graph, const DeltaInputs *in, const DeltaState *state, const DeltaSpec *spec) {
