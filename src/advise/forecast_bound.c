@@ -135,7 +135,7 @@ static double group_sharing_ranks(const Layout *layout, const ParameterGroup *gr
 static double parameter_bytes(const ProgramSums *share, const Layout *layout, Precision precision) {
     double all = 0, weights = 0, gradients = 0,
            cast = (double)precision_weight_offset(precision, precision_alignment(precision)) / (double)precision_alignment(precision);
-    bool copies = layout->stage || precision == PRECISION_BF16; /* weights have their own arena */
+    bool copies = (layout->stage || precision == PRECISION_BF16) && !layout->gathers_masters; /* weights have their own arena */
     for (int i = 0; i < share->group_count; i++) {
         const ParameterGroup *group = &share->groups[i];
         double ranks = group_sharing_ranks(layout, group), trained = group->frozen ? 0 : group->bytes;
@@ -221,8 +221,7 @@ ForecastBound forecast_bound(const SmallPrograms *small, const Config *config, c
         .chunks = (int)layout_chunks(&rank.layout),
         .microbatches = (int)microbatches};
     Mesh mesh = layout_mesh_of(&rank, (int)cluster->gpus);
-    Layout empty = layout_empty(&mesh, &rank.layout, config->precision);
-    empty.in_backward = config->optimizer.in_backward;
+    Layout empty = layout_empty(&mesh, &config->optimizer, &rank.layout, config->precision);
     double count = (double)microbatches, update = 0;
     ProgramSums share = program_share(small, (double)layers, shape.stages);
     ExchangeTimes exchange = time_groups(&share, &empty, config->precision, cluster, count);

@@ -40,10 +40,6 @@ static bool has_stages(const Config *config, int64_t groups) {
     (void)groups;
     return config->layout.pp > 1;
 }
-static bool shares_gradients(const Config *config, int64_t groups) {
-    (void)groups;
-    return config->layout.zero > 1;
-}
 
 static int64_t none(const Config *config, int64_t groups) {
     (void)config, (void)groups;
@@ -63,7 +59,6 @@ static const Conflict conflicts[] = {
     {"dump", dumps, "the gradients to write never exist at the same time", NULL},
     {"metrics.layers", records_layers, "the gradients to measure never exist at the same time", none},
     {"layout.pp", has_stages, "pipeline stages accumulate gradients of several microbatches", one},
-    {"layout.zero", shares_gradients, "no full gradients remain for layout.zero=1 to shard", one},
 };
 
 bool in_backward_check(const Config *config, int64_t groups, Error *error) {

@@ -170,7 +170,8 @@ static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
 }
 
 static void place_slots(CommSchedule *schedule, const Layout *layout, Precision precision) {
-    int64_t local_gradients = layout->shard.bytes, local_weights = precision_weight_offset(precision, local_gradients);
+    int64_t local_gradients = layout->shard.bytes,
+            local_weights = layout->gathers_masters ? 0 : precision_weight_offset(precision, local_gradients);
     schedule->weight_bytes = precision_weight_offset(precision, layout->stored_bytes);
     schedule->gradient_bytes = layout->trained_bytes;
     if (layout->in_backward) schedule->gradient_bytes = place_gradients(schedule, layout);
@@ -180,8 +181,7 @@ static void place_slots(CommSchedule *schedule, const Layout *layout, Precision 
         const LayoutBucket *bucket = &layout->buckets[b];
         BucketTimes *times = &schedule->buckets[b];
         if (bucket->frozen) continue;
-        if (layout->shard.local_gradients && !layout->in_backward)
-            times->gradients = bucket->sharded ? local_gradients + times->gradients : bucket->local;
+        if (layout->shard.local_gradients) times->gradients = bucket->sharded ? local_gradients + times->gradients : bucket->local;
         if (layout->stage >= 3)
             times->weights = bucket->sharded ? local_weights + times->weights : precision_weight_offset(precision, bucket->local);
     }
@@ -195,8 +195,12 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
         int64_t begin = layout->buckets[b].begin;
         int64_t in_bucket = tensor->offset - precision_weight_offset(graph->precision, begin);
         if (schedule->buckets[b].quantized) in_bucket /= (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
-        if (tensor->arena == ARENA_WEIGHT) tensor->offset = schedule->buckets[b].weights + in_bucket;
-        else tensor->offset += schedule->buckets[b].gradients - begin;
+        if (tensor->arena == ARENA_GRADIENT) {
+            tensor->offset += schedule->buckets[b].gradients - begin;
+            continue;
+        }
+        tensor->offset = schedule->buckets[b].weights + in_bucket;
+        if (layout->gathers_masters && !layout->buckets[b].sharded) tensor->arena = ARENA_MASTER;
     }
 }
 

@@ -5,7 +5,8 @@
  *
  * Arenas of a rank by ZeRO stage:
  *   WEIGHT    1, 2: the whole arena. 3: the rank's shards at local offsets; then slots, in which buckets are gathered
- *             while they are read
+ *             while they are read. With layout->gathers_masters there are only slots: the shards are those of MASTER,
+ *             from which the program also reads matrices that no other rank shares
  *   GRADIENT  1, and every stage of a pipeline, which reduces gradients once a step: the whole arena. 2, 3: sums of the
  *             rank's shards at local offsets; then slots, which hold buckets while the program adds to them and until
  *             they are reduced

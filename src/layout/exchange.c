@@ -196,6 +196,11 @@ static void *weights_at(const Exchange *exchange, int b, int64_t in_bucket) {
     return at_offset(exchange, ARENA_WEIGHT, exchange->schedule->buckets[b].weights + weight_offset(exchange, in_bucket));
 }
 
+/* In stage 3, returns the address of the weights of this rank's shards from a local offset on. */
+static void *local_weights(const Exchange *exchange, int64_t local) {
+    return at_offset(exchange, layout_local_arena(exchange->layout), weight_offset(exchange, local));
+}
+
 /* Sends the rank's shard from its place in the bucket and receives the others' shards. */
 static void gather_weights(Exchange *exchange, int b) {
     CommType type = comm_real_type((int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE));
@@ -213,7 +218,7 @@ static void begin_gathering(Exchange *exchange, int index) {
     int b = exchange->schedule->gatherings[index].bucket;
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     ByteSpan span = layout_bucket_shard(bucket);
-    const void *local = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, bucket->local));
+    const void *local = local_weights(exchange, bucket->local);
     if (exchange->schedule->buckets[b].quantized) quantized_weights_cast(exchange->quantized, b);
     else if (span.begin < span.end)
         device_copy(device_of(exchange), weights_at(exchange, b, span.begin - bucket->begin), local,
@@ -244,7 +249,7 @@ void exchange_make_weights(Exchange *exchange, int b) {
     Device *device = device_of(exchange);
     BucketShard shard = bucket_shard(exchange, &exchange->layout->buckets[b]);
     void *master = at_offset(exchange, ARENA_MASTER, shard.local), *weights = weights_at(exchange, b, shard.in_bucket);
-    if (exchange->layout->stage >= STAGE_WEIGHTS) weights = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, shard.local));
+    if (exchange->layout->stage >= STAGE_WEIGHTS) weights = local_weights(exchange, shard.local);
     int64_t count = shard.bytes / (int64_t)sizeof(float);
     if (weights != master && precision_of(exchange) != PRECISION_BF16) device_copy(device, weights, master, shard.bytes);
     else if (weights != master) device_cast_to_bf16(device, weights, master, count);

@@ -264,19 +264,21 @@ static void cut(Cutting *cutting) {
     }
 }
 
-Layout layout_empty(const Mesh *mesh, const LayoutConfig *config, Precision precision) {
+Layout layout_empty(const Mesh *mesh, const OptimizerConfig *optimizer, const LayoutConfig *config, Precision precision) {
     int stage = mesh_size(mesh, AXES_ALL & ~MESH(AXIS_REPLICA) & ~MESH(AXIS_PP)) > 1 ? (int)config->zero : 0;
-    bool reduces = mesh_size(mesh, AXES_ALL) > 1 && config->reduce == REDUCE_BF16;
+    bool reduces = mesh_size(mesh, AXES_ALL) > 1 && config->reduce == REDUCE_BF16,
+         sums = !optimizer->in_backward && mesh->size[AXIS_PP] == 1;
     return (Layout){.mesh = mesh,
         .stage = stage,
+        .in_backward = optimizer->in_backward,
+        .gathers_masters = stage >= 3 && precision != PRECISION_BF16,
         .reduces_in_bf16 = reduces && precision_state_bytes(precision, TYPE_COMPUTE) == 4,
-        .shard = {.local_weights = stage >= 3, .local_gradients = stage >= 2 && mesh->size[AXIS_PP] == 1}};
+        .shard = {.local_weights = stage >= 3, .local_gradients = stage >= 2 && sums}};
 }
 
 Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes) {
     Layout *layout = memory_allocate(sizeof *layout);
-    *layout = layout_empty(graph->mesh, config, graph->precision);
-    layout->in_backward = optimizer->in_backward;
+    *layout = layout_empty(graph->mesh, optimizer, config, graph->precision);
     SCOPED_FREE int *layers = layers_of(graph);
     layout->offsets = memory_allocate((graph->parameter_count + 1) * sizeof *layout->offsets);
     Cutting cutting = {.layout = layout,

@@ -63,6 +63,7 @@ typedef struct Layout {
     LayoutBucket *buckets;
     int bucket_count;
     bool in_backward;     /* weights are updated within the backward pass: each gradient is in memory only until then */
+    bool gathers_masters; /* stage 3, if weights have the type of their masters: they are gathered from MASTER, and WEIGHT has no shards */
     bool reduces_in_bf16; /* fp32 gradients of matrices are cast to bf16 before they are sent */
     double muon_balance;  /* Muon's work on the busiest rank over the mean; 0: Muon's matrices are not sharded */
     int64_t *offsets;     /* per parameter, in the whole arenas */
@@ -83,7 +84,7 @@ extern const MeshAxes layout_program_groups[LAYOUT_PROGRAM_GROUPS], layout_cut_g
  * ERROR_COMMUNICATION. */
 bool layout_open_mesh(Mesh *mesh, const Config *config, Comm *comm, Error *error);
 /* Returns a layout without buckets, which owns nothing: the settings of this mesh for any model. */
-Layout layout_empty(const Mesh *mesh, const LayoutConfig *config, Precision precision);
+Layout layout_empty(const Mesh *mesh, const OptimizerConfig *optimizer, const LayoutConfig *config, Precision precision);
 /* Makes the layout of the graph's parameters for the rank of the graph's mesh, and places the
  * graph. `bucket_bytes` counts gradients. */
 Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes);
@@ -93,6 +94,9 @@ void layout_free(Layout *layout);
 void layout_place(const Layout *layout, Graph *graph);
 
 static inline int layout_all_ranks(const Layout *layout) { return mesh_size(layout->mesh, AXES_ALL); }
+
+/* Returns the arena of the weights of this rank's shards in stage 3. */
+static inline Arena layout_local_arena(const Layout *layout) { return layout->gathers_masters ? ARENA_MASTER : ARENA_WEIGHT; }
 
 /* Returns the bucket of the byte `offset` of MASTER. */
 static inline int layout_bucket_at(const Layout *layout, int64_t offset) {

@@ -19,7 +19,8 @@ typedef struct Weight {
     MeshAxes axes;        /* of the ranks that shard it */
 } Weight;
 
-/* `count` elements of a matrix that are in this rank's shard; offsets are in the WEIGHT arena. */
+/* `count` elements of a matrix that are in this rank's shard. `local` is an offset in the arena of
+ * the shards, `slot` in WEIGHT. */
 typedef struct QuantizedPiece {
     int bucket;
     int64_t local, slot, count;
@@ -30,6 +31,7 @@ typedef struct QuantizedPiece {
 struct QuantizedWeights {
     Executor *executor;
     const Mesh *mesh;
+    Arena shards; /* layout_local_arena */
     Weight *weights;
     QuantizedPiece *pieces;
     int weight_count, piece_count;
@@ -77,6 +79,7 @@ static QuantizedWeights *list_weights(const Layout *layout, const CommSchedule *
     SCOPED_FREE Fp8Operand *operands = memory_allocate((size_t)(count + 1) * sizeof *operands);
     fp8_operands(graph, operands);
     quantized->mesh = layout->mesh;
+    quantized->shards = layout_local_arena(layout);
     for (int i = 0; i < count; i++)
         if (operands[i].found) add_weight(quantized, layout, schedule, graph, &operands[i]);
     if (quantized->weight_count) return quantized;
@@ -115,7 +118,9 @@ void quantized_weights_free(QuantizedWeights *quantized) {
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
-static char *weight_arena(const QuantizedWeights *quantized) { return executor_arena(quantized->executor, ARENA_WEIGHT); }
+static char *local_piece(const QuantizedWeights *quantized, const QuantizedPiece *piece) {
+    return (char *)executor_arena(quantized->executor, quantized->shards) + piece->local;
+}
 
 /* Takes the maximum amax over the ranks that share the weights with these axes. Nonnegative floats
  * are ordered like their bits. */
@@ -143,7 +148,7 @@ bool quantized_weights_find_amax(QuantizedWeights *quantized, Error *error) {
     SCOPED_FREE int64_t *bits = memory_allocate((size_t)quantized->count * sizeof *bits);
     bool done[AXES_ALL + 1] = {false}, good = true;
     for (int i = 0; i < quantized->piece_count; i++)
-        fp8_amax_run(backend, weight_arena(quantized) + quantized->pieces[i].local, quantized->pieces[i].count, quantized->found + i);
+        fp8_amax_run(backend, local_piece(quantized, &quantized->pieces[i]), quantized->pieces[i].count, quantized->found + i);
     device_download(backend->device, found, quantized->found, found_bytes(quantized));
     for (int i = 0; i < quantized->piece_count; i++) {
         int64_t *most = &bits[quantized->weights[quantized->pieces[i].weight].at + quantized->pieces[i].matrix];
@@ -171,7 +176,8 @@ void quantized_weights_cast(const QuantizedWeights *quantized, int bucket) {
         const QuantizedPiece *piece = &quantized->pieces[i];
         if (piece->bucket != bucket) continue;
         const float *amax = executor_device_tensor(quantized->executor, quantized->weights[piece->weight].amax);
-        fp8_cast_run(executor_backend(quantized->executor), weight_arena(quantized) + piece->local, piece->count, amax + piece->matrix,
-            weight_arena(quantized) + piece->slot, quantized->found + quantized->piece_count);
+        char *slot = (char *)executor_arena(quantized->executor, ARENA_WEIGHT) + piece->slot;
+        fp8_cast_run(executor_backend(quantized->executor), local_piece(quantized, piece), piece->count, amax + piece->matrix, slot,
+            quantized->found + quantized->piece_count);
     }
 }

@@ -39,7 +39,8 @@ int64_t session_step_rows(const Session *session) {
  * memory that sharding saves; they are gathered if the values by columns equal those by rows. */
 static Fp8Weights fp8_weights(const Session *session) {
     const Fp8Config *fp8 = &session->config->model.fp8;
-    bool sharded = layout_empty(session->mesh, &session->config->layout, session->config->precision).stage >= 3;
+    bool sharded =
+        layout_empty(session->mesh, &session->config->optimizer, &session->config->layout, session->config->precision).stage >= 3;
     bool again = count_step_microbatches(session) > 1 || session->config->batch.ramp_steps > 0;
     if (sharded) return fp8->recipe == FP8_TENSOR ? FP8_WEIGHTS_GATHERED : FP8_WEIGHTS_CAST;
     return fp8->keep_weights && again ? FP8_WEIGHTS_KEPT : FP8_WEIGHTS_CAST;
@@ -277,9 +278,14 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
 
 /* -- Updates ------------------------------------------------------------------------------------------------------- */
 
+/* Returns the arena of weights that an update writes beside the masters, or the masters' arena. */
+static void *updated_weights(const Session *session) {
+    return executor_arena(session->training.executor, session->layout->gathers_masters ? ARENA_MASTER : ARENA_WEIGHT);
+}
+
 static void update_bucket_within(Session *session, int bucket, double scale) {
     const Executor *executor = session->training.executor;
-    Update update = {executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT),
+    Update update = {executor_arena(executor, ARENA_MASTER), updated_weights(session),
         exchange_gradients(session->training.exchange, bucket), session->update.step, session->update.lr, scale};
     optimizer_step_bucket(session->optimizer, bucket, &update);
 }
@@ -369,8 +375,7 @@ static bool open_groups(Session *session, Error *error) {
 static void note_kernels(Session *session) {
     Error ignored;
     Device *device = session->device;
-    void *master = executor_arena(session->training.executor, ARENA_MASTER),
-         *weights = executor_arena(session->training.executor, ARENA_WEIGHT);
+    void *master = executor_arena(session->training.executor, ARENA_MASTER), *weights = updated_weights(session);
     const void *gradients = executor_arena(session->training.executor, ARENA_GRADIENT);
     if (!device_prepare_begin(device)) return;
     model_initialize(session->training.model.graph, &session->config->model, session->config->seed, device, master, weights, &ignored);

@@ -15,7 +15,7 @@
 
 typedef struct Setting {
     const char *path;
-    char *settings[8];
+    char *settings[8]; /* the last one is NULL */
     int64_t gpus;
     double memory_mib; /* of each GPU; 0: all that the card has */
 } Setting;
@@ -32,6 +32,10 @@ static const Setting cases[] = {
         0},
     {"configs/zaya1-tiny.yaml", {"model.layers=4", "data.length=1024", "batch.tokens=16Ki", "batch.sequences=1", "precision=pure_bf16"}, 2,
         1050},
+    {"configs/llama-tiny.yaml",
+        {"model.layers=5", "data.length=1024", "batch.tokens=4Ki", "batch.sequences=1", "precision=pure_bf16", "optimizer.in_backward=true",
+            "optimizer.clip=0"},
+        4, 0},
     {"configs/gpt2-tiny.yaml", {"model.layers=1", "data.length=128", "batch.tokens=1Ki", "batch.sequences=1"}, 2, 0},
 };
 enum { CASES = sizeof cases / sizeof *cases };

@@ -1,6 +1,7 @@
 /* Updates within the backward pass, by walks over the programs of real models that know nothing of how the schedule was made: no
  * node reads a weight after its update, every gradient lies in the slot of one bucket that is alive, and slots that are alive do
- * not overlap. */
+ * not overlap. With layout.zero=3, every weight that a node reads lies in the slot of its bucket while that is gathered, and no
+ * bucket is gathered after its update. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -75,6 +76,77 @@ static int64_t check_slots(const Session *session) {
     return most;
 }
 
+/* -- Gathered weights ---------------------------------------------------------------------------------------------- */
+
+static int parameter_of(const Graph *graph, int64_t offset) {
+    int found = -1;
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (graph->parameters[i].offset <= offset && (found < 0 || graph->parameters[i].offset >= graph->parameters[found].offset))
+            found = i;
+    return found;
+}
+
+/* The node at which a gathering starts: the first read of the one before it, or its own. */
+static int start_of(const CommSchedule *schedule, int index) {
+    const Gathering *gathering = &schedule->gatherings[index];
+    return gathering[gathering->prefetched ? -1 : 0].reads.first;
+}
+
+static bool is_gathered(const CommSchedule *schedule, int b, int node) {
+    for (int i = 0; i < schedule->gathering_count; i++) {
+        const Gathering *gathering = &schedule->gatherings[i];
+        if (gathering->bucket == b && start_of(schedule, i) <= node && node <= gathering->reads.last) return true;
+    }
+    return false;
+}
+
+static int64_t gathered_bytes(const Session *session, int b) {
+    const LayoutBucket *bucket = &session->layout->buckets[b];
+    return precision_weight_offset(session->training.model.graph->precision, bucket->end - bucket->begin);
+}
+
+/* `whole` has the same nodes, and its weights are where its layout placed them. */
+static void check_gathered_read(const Session *session, const Session *whole, int node, int input) {
+    const Graph *graph = session->training.model.graph, *plain = whole->training.model.graph;
+    TensorId id = plain->nodes[node].in[input];
+    if (!graph_is_parameter(plain, id)) return;
+    int p = parameter_of(plain, graph_state_span(plain, id).begin), b = bucket_of(session->layout, graph->parameters[p].offset);
+    const LayoutBucket *bucket = &session->layout->buckets[b];
+    const CommSchedule *schedule = session->training.schedule;
+    assert_true(node < schedule->buckets[b].update);
+    if (!bucket->sharded) return;
+    assert_true(is_gathered(schedule, b, node));
+    int64_t offset = graph_get(graph, id)->offset - schedule->buckets[b].weights;
+    assert_int_equal(graph_get(graph, id)->arena, ARENA_WEIGHT);
+    assert_true(offset >= 0 && offset + graph_bytes(graph, id) <= gathered_bytes(session, b));
+}
+
+/* Returns the most bytes that are gathered at once. */
+static int64_t check_gathered_slots(const Session *session) {
+    const CommSchedule *schedule = session->training.schedule;
+    int count = session->layout->bucket_count;
+    int64_t most = 0;
+    for (int i = 0; i < schedule->gathering_count; i++)
+        assert_true(schedule->gatherings[i].reads.last < schedule->buckets[schedule->gatherings[i].bucket].update);
+    for (int node = 0; node < session->training.model.graph->node_count; node++) {
+        int64_t gathered = 0;
+        for (int a = 0; a < count; a++) {
+            if (!is_gathered(schedule, a, node)) continue;
+            int64_t begin = schedule->buckets[a].weights, end = begin + gathered_bytes(session, a);
+            assert_true(begin >= 0 && end <= schedule->weight_bytes);
+            gathered += end - begin;
+            for (int b = 0; b < a; b++) {
+                int64_t other = schedule->buckets[b].weights;
+                assert_true(!is_gathered(schedule, b, node) || end <= other || other + gathered_bytes(session, b) <= begin);
+            }
+        }
+        most = gathered > most ? gathered : most;
+    }
+    return most;
+}
+
+/* -- Models -------------------------------------------------------------------------------------------------------- */
+
 static void set(Config *config, OptionStrings *strings, const char *setting) {
     Error error = {0};
     if (!options_set(&config_table, config, strings, setting, &error)) fail_msg("%s", error.message);
@@ -110,7 +182,70 @@ static void no_weight_changes_before_it_is_read_and_no_gradient_is_overwritten(v
             check_model(paths[i], recompute, recompute % 2 ? "optimizer.name=muon" : "optimizer.name=adamw");
 }
 
+enum { RANKS = 4 };
+
+/* Plans rank 1 of RANKS. */
+static void plan_ranks(Session *session, const char *path, Config *config, OptionStrings *strings, const char *const *settings, int count) {
+    Error error = {0};
+    if (!settings_read(config, path, &(OptionStrings){0}, strings, &error)) fail_msg("%s", error.message);
+    for (int i = 0; i < count; i++) set(config, strings, settings[i]);
+    config->optimizer.in_backward = true;
+    config->optimizer.clip = 0;
+    config->recompute = RECOMPUTE_BLOCK;
+    config->batch = (BatchConfig){.sequences = 1, .tokens = RANKS * config->data.length};
+    if (!session_plan_rank(session, config, device_cpu(), 1, RANKS, &error)) fail_msg("%s: %s", path, error.message);
+}
+
+static void check_ranks_of(const char *path, const char *precision, const char *optimizer) {
+    SCOPED(options_free_strings) OptionStrings strings = {0}, whole_strings = {0};
+    SCOPED(session_free) Session session = {0}, whole = {0};
+    Config config, whole_config;
+    plan_ranks(&session, path, &config, &strings, (const char *const[]){precision, optimizer, "layout.zero=3"}, 3);
+    plan_ranks(&whole, path, &whole_config, &whole_strings, (const char *const[]){precision, optimizer, "layout.zero=0"}, 3);
+    assert_int_equal(session.training.model.graph->node_count, whole.training.model.graph->node_count);
+    for (int node = 0; node < whole.training.model.graph->node_count; node++) {
+        const Node *n = &session.training.model.graph->nodes[node];
+        for (int j = 0; j < n->inputs; j++) check_gathered_read(&session, &whole, node, j);
+        for (int j = 0; j < n->outputs; j++)
+            if (n->out[j] && graph_get(session.training.model.graph, n->out[j])->arena == ARENA_GRADIENT)
+                check_gradient(&session, node, n->out[j]);
+    }
+    check_slots(&session);
+    int64_t most = check_gathered_slots(&session), shards = session.layout->shard.bytes;
+    /* In bf16 the shards of weights are beside those of masters. Best fit leaves holes, as above. */
+    int64_t slots = session.training.schedule->weight_bytes - (config.precision == PRECISION_BF16 ? shards / 2 : 0);
+    assert_in_range(slots, most, most + most / 8);
+    assert_int_equal(session.training.plan.bytes[ARENA_MASTER], shards);
+}
+
+static void ranks_read_weights_while_they_are_gathered_and_before_their_update(void **state) {
+    (void)state;
+    static const char *const paths[] = {"configs/zaya1-8b.yaml", "configs/llama3.1-8b.yaml", "configs/qwen2.5-0.5b.yaml"};
+    static const char *const optimizers[] = {"optimizer.name=adamw_8bit", "optimizer.name=muon", "optimizer.name=lion"};
+    static const char *const precisions[] = {"precision=pure_bf16", "precision=bf16", "precision=fp32"};
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 3; j++) check_ranks_of(paths[i], precisions[j], optimizers[(i + j) % 3]);
+}
+
+/* Llama-3.1-70B in pure bf16: a layer has 1.6 GiB, the embedding and the head have 2.0 GiB each. A bucket is a quarter of a layer at
+ * most, or one of its larger matrices. */
+static void eighty_layers_need_the_slots_of_one(void **state) {
+    (void)state;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    SCOPED(session_free) Session session = {0};
+    Config config;
+    static const char *const settings[] = {"precision=pure_bf16", "optimizer.name=adamw_8bit", "layout.zero=3"};
+    plan_ranks(&session, "configs/llama3.1-70b.yaml", &config, &strings, settings, 3);
+    int64_t table = 2 * config.model.vocabulary * config.model.width, layer = (session.layout->bytes - 2 * table) / config.model.layers;
+    Budget budget = session_budget(&session);
+    assert_in_range(budget.gradients, table, table + layer);
+    assert_in_range(budget.weights, table, table + layer);
+    assert_in_range(budget.master, session.layout->bytes / RANKS, session.layout->bytes / RANKS + layer / 80);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(no_weight_changes_before_it_is_read_and_no_gradient_is_overwritten)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(no_weight_changes_before_it_is_read_and_no_gradient_is_overwritten),
+        cmocka_unit_test(ranks_read_weights_while_they_are_gathered_and_before_their_update),
+        cmocka_unit_test(eighty_layers_need_the_slots_of_one)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@
 #define ZAYA ""
 #define LLAMA "model.family=llama model.experts=0 model.router_width=64 "
 #define MIXTRAL "model.family=llama model.experts=4 model.experts_per_token=2 model.auxiliary_loss=0.01 model.router_width=64 "
+#define WIDE "model.width=128 model.ffn=128 model.head_dim=64 "
 enum { STEPS = 6 };
 
 /* The shares of tokens that experts got, which are read from gradients of balancing biases. */
@@ -113,6 +114,63 @@ static void ranks_reduce_a_bucket_before_they_update_it(void **state) {
     check_ranks(2, ZAYA "batch.tokens=256 layout.ep=2");
 }
 
+/* A shard is updated from the slot in which its bucket was reduced: the bits are those of sums that every rank holds. */
+static void ranks_that_share_gradients_update_their_shards_from_the_slots(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    check_ranks(2, ZAYA "batch.tokens=256 layout.zero=2");
+    check_ranks(2, LLAMA "batch.tokens=256 layout.zero=2 layout.reduce=bf16 precision=bf16 optimizer.name=lion");
+    check_ranks(2, ZAYA "batch.tokens=256 layout.zero=3 optimizer.name=muon precision=pure_bf16");
+    check_ranks(3, LLAMA "batch.tokens=384 layout.zero=3 model.tied=false recompute=block optimizer.name=lion");
+    check_ranks(2, LLAMA WIDE "batch.tokens=256 layout.zero=3 precision=pure_bf16 optimizer.name=adamw_8bit");
+    check_ranks(2, LLAMA WIDE "batch.tokens=256 layout.zero=3 precision=bf16 fp8.recipe=tensor fp8.min_size=0");
+    check_ranks(4, LLAMA "batch.tokens=512 layout.zero=3 layout.shard=2 layout.reduce=bf16 precision=bf16");
+    check_ranks(4, LLAMA "batch.tokens=256 layout.zero=3 layout.tp=2 model.kv_heads=2 optimizer.name=muon");
+    check_ranks(4, MIXTRAL "batch.tokens=512 layout.zero=3 layout.ep=2 precision=pure_bf16");
+}
+
+#define SHARES "optimizer.clip=0 batch.tokens=512 steps=12 eval.every=6 "
+
+/* What one process learns by sums of four microbatches, four ranks learn without them. */
+static void ranks_that_share_gradients_learn_what_one_process_learns(void **state) {
+    (void)state;
+    static const struct {
+        const char *model, *layout;
+    } cases[] = {{ZAYA, "layout.zero=3"}, {ZAYA "optimizer.name=muon ", "layout.zero=2"},
+        {ZAYA "batch.sequences=8 ", "layout.zero=3 layout.ep=2 batch.sequences=4"},
+        {LLAMA "model.tied=true model.kv_heads=2 ", "layout.zero=3 layout.tp=2 batch.sequences=8"},
+        {LLAMA WIDE "model.tied=false optimizer.name=adamw_8bit ", "layout.zero=3"},
+        {MIXTRAL "optimizer.name=lion optimizer.lr=1e-3 ", "layout.zero=3"}};
+    if (!has_mpi()) skip();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(system("rm -rf one within"), 0);
+        train_ranks(0, SHARES "%s run=one", cases[i].model);
+        train_ranks(4, SHARES WITHIN "%s%s run=within", cases[i].model, cases[i].layout);
+        assert_same_losses("within", "one");
+    }
+}
+
+static void a_sharded_run_goes_on_bit_for_bit_and_in_other_layouts(void **state) {
+    (void)state;
+    static const char settings[] = SHARES LLAMA "model.kv_heads=2 optimizer.name=muon checkpoint.every=3 checkpoint.keep=100 ";
+    static const struct {
+        int ranks, stop;
+        const char *layout;
+    } parts[] = {{4, 3, WITHIN "layout.zero=3"}, {0, 6, "layout.zero=0"}, {4, 9, WITHIN "layout.zero=3 layout.tp=2 batch.sequences=8"},
+        {2, 12, WITHIN "layout.zero=2 batch.sequences=8"}};
+    if (!has_mpi()) skip();
+    train_ranks(0, "%s run=one", settings);
+    for (int i = 0; i < 2; i++) train_ranks(4, "%s" WITHIN "layout.zero=3 run=whole-%d", settings, i);
+    for (int i = 1; i <= 2; i++) train_ranks(4, "%s" WITHIN "layout.zero=3 run=again stop_at=%d", settings, 6 * i);
+    assert_same_steps("whole-1", "whole-0");
+    assert_same_steps("again", "whole-0");
+    assert_same_tensors("whole-1", "whole-0", 12, "", 0);
+    assert_same_tensors("again", "whole-0", 12, "", 0);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        train_ranks(parts[i].ranks, "%s run=moved stop_at=%d %s", settings, parts[i].stop, parts[i].layout);
+    compare_records("moved", "one", "step", "loss");
+}
+
 /* -- Going on ------------------------------------------------------------------------------------------------------ */
 
 static void a_killed_run_goes_on_bit_for_bit_with_or_without(void **state) {
@@ -205,8 +263,6 @@ static void what_needs_all_gradients_at_once_is_refused_with_its_cure(void **sta
         {"batch.tokens=256 batch.ramp_tokens=128 batch.ramp_steps=4", "batch.tokens=128, optimizer.in_backward=false"},
         {"dump=folder", "dump=folder optimizer.in_backward=false"},
         {"layout.pp=2", "layout.pp=1, optimizer.in_backward=false"},
-        {"layout.zero=2", "layout.zero=1 layout.zero=1, optimizer.in_backward=false"},
-        {"layout.zero=3", "layout.zero=1, optimizer.in_backward=false"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int ranks = strstr(cases[i].setting, "layout.pp") ? 2 : 1;
@@ -230,6 +286,9 @@ int main(void) {
         EACH_ISA(TRAIN_TEST(adapters_are_updated_within_too)),
         EACH_ISA(TRAIN_TEST(rows_without_a_gradient_decay)),
         TRAIN_TEST(ranks_reduce_a_bucket_before_they_update_it),
+        TRAIN_TEST(ranks_that_share_gradients_update_their_shards_from_the_slots),
+        TRAIN_TEST(ranks_that_share_gradients_learn_what_one_process_learns),
+        TRAIN_TEST(a_sharded_run_goes_on_bit_for_bit_and_in_other_layouts),
         TRAIN_TEST(a_killed_run_goes_on_bit_for_bit_with_or_without),
         TRAIN_TEST(a_step_without_a_finite_loss_is_left_out),
         TRAIN_TEST(a_step_whose_gradients_break_ends_the_run_unsaved),
