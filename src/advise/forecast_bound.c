@@ -127,7 +127,9 @@ static ProgramSums program_share(const SmallPrograms *small, double layers, doub
 
 /* Returns the number of ranks that shard a group's parameters. */
 static double group_sharing_ranks(const Layout *layout, const ParameterGroup *group) {
-    return layout->stage && !group->vectors && !group->frozen ? mesh_size(layout->mesh, group->axes & ~MESH(AXIS_REPLICA)) : 1;
+    return layout->stage && !group->vectors && (!group->frozen || layout->stage >= 3)
+               ? mesh_size(layout->mesh, group->axes & ~MESH(AXIS_REPLICA))
+               : 1;
 }
 
 /* Returns the bytes of weights, masters, gradients and moments. Data that is gathered, summed or
@@ -139,7 +141,7 @@ static double parameter_bytes(const ProgramSums *share, const Layout *layout, Pr
     for (int i = 0; i < share->group_count; i++) {
         const ParameterGroup *group = &share->groups[i];
         double ranks = group_sharing_ranks(layout, group), trained = group->frozen ? 0 : group->bytes;
-        if (copies) all += cast * group->bytes / (layout->shard.local_weights ? ranks : 1);
+        if (copies || (layout->gathers_masters && group->frozen)) all += cast * group->bytes / (layout->shard.local_weights ? ranks : 1);
         all += trained / ranks + group->moments / ranks;
         if (!layout->in_backward) all += trained / (layout->shard.local_gradients ? ranks : 1);
         else if (!group->frozen) gradients = fmax(gradients, group->largest);

@@ -25,7 +25,9 @@ BucketTraffic traffic_of_bucket(const Layout *layout, const LayoutBucket *bucket
     double bytes = (double)(bucket->end - bucket->begin), weights = (double)precision_weight_offset(precision, bucket->end - bucket->begin);
     if (bucket->coded) weights = bytes / (double)bucket->element_bytes; /* FP8 bytes */
     double gradients = layout->reduces_in_bf16 && !bucket->vectors ? bytes / 2 : bytes;
-    if (bucket->frozen) return (BucketTraffic){0};
+    if (bucket->packed_bytes) weights = (double)bucket->packed_bytes;
+    if (bucket->frozen && !bucket->sharded) return (BucketTraffic){0};
+    if (bucket->frozen) return (BucketTraffic){.gather = cluster_gather(mesh, bucket->axes & ~replica, weights)};
     if (!bucket->sharded) return (BucketTraffic){.reduce = twice(cluster_gather(mesh, bucket->axes, gradients))};
     return (BucketTraffic){.reduce = cluster_gather(mesh, bucket->axes & ~replica, gradients),
         .replicas = twice(cluster_gather(mesh, bucket->axes & replica, gradients / bucket->size)),

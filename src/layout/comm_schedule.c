@@ -20,11 +20,23 @@ static void extend_span(NodeSpan *span, int node) {
     if (node > span->last) span->last = node;
 }
 
-static void note_use(CommSchedule *schedule, const Layout *layout, const Graph *graph, int node, TensorId id) {
-    const Tensor *tensor = graph_get(graph, id);
-    bool gradient = tensor->arena == ARENA_GRADIENT;
-    if (!gradient && !graph_is_parameter(graph, id)) return;
-    BucketTimes *times = &schedule->buckets[layout_bucket_at(layout, graph_state_span(graph, id).begin)];
+/* Returns the bucket of each tensor of quantized matrices, by tensor, for the caller to free. */
+static int *buckets_of_quantized(const Layout *layout, const Graph *graph) {
+    int *buckets = memory_allocate((size_t)graph->tensor_count * sizeof *buckets);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (p->quantization) buckets[p->quantized] = buckets[p->scales] = layout_bucket_at(layout, p->offset);
+    }
+    return buckets;
+}
+
+/* `quantized`: as buckets_of_quantized returns it. */
+static void note_use(CommSchedule *schedule, const Layout *layout, const Graph *graph, const int *quantized, int node, TensorId id) {
+    Arena arena = graph_get(graph, id)->arena;
+    bool gradient = arena == ARENA_GRADIENT;
+    if (!gradient && arena != ARENA_QUANTIZED && !graph_is_parameter(graph, id)) return;
+    int b = arena == ARENA_QUANTIZED ? quantized[id] : layout_bucket_at(layout, graph_state_span(graph, id).begin);
+    BucketTimes *times = &schedule->buckets[b];
     extend_span(gradient ? &times->writes : &times->reads[graph->nodes[node].backward ? PASS_BACKWARD : PASS_FORWARD], node);
 }
 
@@ -38,10 +50,11 @@ static void note_all(CommSchedule *schedule, const Layout *layout, const Graph *
             .quantized = layout->buckets[b].coded && graph->training,
             .update = -1};
     }
+    SCOPED_FREE int *quantized = buckets_of_quantized(layout, graph);
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
-        for (int j = 0; j < node->inputs; j++) note_use(schedule, layout, graph, find_run(graph, i), node->in[j]);
-        for (int j = 0; j < node->outputs; j++) note_use(schedule, layout, graph, find_run(graph, i), node->out[j]);
+        for (int j = 0; j < node->inputs; j++) note_use(schedule, layout, graph, quantized, find_run(graph, i), node->in[j]);
+        for (int j = 0; j < node->outputs; j++) note_use(schedule, layout, graph, quantized, find_run(graph, i), node->out[j]);
     }
 }
 
@@ -133,19 +146,24 @@ static PlanBlock reserve_slot(int64_t bytes, int64_t *target) {
 
 enum { SLOT_ALIGNMENT = 128 }; /* 64 bf16 elements of a matrix, as buckets are aligned in the other arenas */
 
-/* Places the slots for weights and returns their total bytes. A bucket has one slot for both
- * passes. */
-static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Precision precision) {
+/* Returns the bytes of a slot for the weights of a bucket. */
+static int64_t weight_slot_bytes(const CommSchedule *schedule, const Layout *layout, int b, Precision precision) {
+    const LayoutBucket *bucket = &layout->buckets[b];
+    if (bucket->packed_bytes) return bucket->packed_bytes;
+    if (schedule->buckets[b].quantized) return round_up((bucket->end - bucket->begin) / bucket->element_bytes, SLOT_ALIGNMENT);
+    return precision_weight_offset(precision, bucket->end - bucket->begin);
+}
+
+/* Places the slots for weights, of packed buckets or of all others, and returns their total bytes. A
+ * bucket has one slot for both passes. */
+static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Precision precision, bool packed) {
     SCOPED_FREE PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
-        const LayoutBucket *bucket = &layout->buckets[b];
-        int64_t bytes = precision_weight_offset(precision, bucket->end - bucket->begin);
-        if (schedule->buckets[b].quantized) bytes = round_up((bucket->end - bucket->begin) / bucket->element_bytes, SLOT_ALIGNMENT);
-        PlanBlock slot = reserve_slot(bytes, &schedule->buckets[b].weights);
+        PlanBlock slot = reserve_slot(weight_slot_bytes(schedule, layout, b, precision), &schedule->buckets[b].weights);
         int lives = 0;
         for (int i = 0; i < schedule->gathering_count; i++)
-            if (schedule->gatherings[i].bucket == b)
+            if (schedule->gatherings[i].bucket == b && packed == (layout->buckets[b].packed_bytes > 0))
                 slot.life[lives++] = (NodeSpan){
                     schedule->gatherings[i - schedule->gatherings[i].prefetched].reads.first, schedule->gatherings[i].reads.last};
         if (lives) slots[count++] = slot;
@@ -170,19 +188,20 @@ static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
 }
 
 static void place_slots(CommSchedule *schedule, const Layout *layout, Precision precision) {
-    int64_t local_gradients = layout->shard.bytes,
-            local_weights = layout->gathers_masters ? 0 : precision_weight_offset(precision, local_gradients);
+    int64_t local_gradients = layout->shard.bytes, local_weights = precision_weight_offset(precision, layout->local_weights);
     schedule->weight_bytes = precision_weight_offset(precision, layout->stored_bytes);
     schedule->gradient_bytes = layout->trained_bytes;
     if (layout->in_backward) schedule->gradient_bytes = place_gradients(schedule, layout);
     else if (layout->shard.local_gradients) schedule->gradient_bytes = local_gradients + place_gradients(schedule, layout);
-    if (layout->stage >= 3) schedule->weight_bytes = local_weights + place_weights(schedule, layout, precision);
+    if (layout->stage >= 3) schedule->weight_bytes = local_weights + place_weights(schedule, layout, precision, false);
+    if (layout->local_packed) schedule->quantized_bytes = layout->local_packed + place_weights(schedule, layout, precision, true);
     for (int b = 0; b < layout->bucket_count; b++) {
         const LayoutBucket *bucket = &layout->buckets[b];
         BucketTimes *times = &schedule->buckets[b];
-        if (bucket->frozen) continue;
-        if (layout->shard.local_gradients) times->gradients = bucket->sharded ? local_gradients + times->gradients : bucket->local;
-        if (layout->stage >= 3)
+        if (layout->shard.local_gradients && !bucket->frozen)
+            times->gradients = bucket->sharded ? local_gradients + times->gradients : bucket->local;
+        if (bucket->packed_bytes) times->weights += layout->local_packed;
+        else if (layout->stage >= 3)
             times->weights = bucket->sharded ? local_weights + times->weights : precision_weight_offset(precision, bucket->local);
     }
 }
@@ -200,7 +219,17 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
             continue;
         }
         tensor->offset = schedule->buckets[b].weights + in_bucket;
-        if (layout->gathers_masters && !layout->buckets[b].sharded) tensor->arena = ARENA_MASTER;
+        if (!layout->buckets[b].sharded && layout->stage >= 3) tensor->arena = layout_local_arena(layout, &layout->buckets[b]);
+    }
+}
+
+void comm_schedule_place_packed(const CommSchedule *schedule, const Layout *layout, Graph *graph) {
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        int b = layout_bucket_at(layout, p->offset);
+        if (!layout->buckets[b].packed_bytes) continue;
+        graph->tensors[p->quantized].offset = schedule->buckets[b].weights + layout->packed[i].values;
+        graph->tensors[p->scales].offset = schedule->buckets[b].weights + layout->packed[i].scales;
     }
 }
 

@@ -5,8 +5,9 @@
  *
  * Arenas of a rank by ZeRO stage:
  *   WEIGHT    1, 2: the whole arena. 3: the rank's shards at local offsets; then slots, in which buckets are gathered
- *             while they are read. With layout->gathers_masters there are only slots: the shards are those of MASTER,
+ *             while they are read. With layout->gathers_masters, the shards of trained weights are those of MASTER,
  *             from which the program also reads matrices that no other rank shares
+ *   QUANTIZED 1, 2: all frozen matrices. 3: the rank's shards of packed buckets; then their slots
  *   GRADIENT  1, and every stage of a pipeline, which reduces gradients once a step: the whole arena. 2, 3: sums of the
  *             rank's shards at local offsets; then slots, which hold buckets while the program adds to them and until
  *             they are reduced
@@ -26,7 +27,7 @@ enum { PASS_FORWARD, PASS_BACKWARD, BUCKET_PASSES };
 typedef struct BucketTimes {
     NodeSpan reads[BUCKET_PASSES]; /* of its weights */
     NodeSpan writes;               /* of its gradients, which are complete after the last write */
-    int64_t weights, gradients;    /* its offsets in the WEIGHT and GRADIENT arenas while the program runs */
+    int64_t weights, gradients;    /* its offsets in the WEIGHT (if packed: QUANTIZED) and GRADIENT arenas while the program runs */
     bool quantized;                /* the program reads the weights as FP8 quantized values */
     bool adds;                     /* adds to gradients that no node overwrites (Node.overwrites) and that start as zeros */
     int update;                    /* with in_backward, the node before which its weights are updated; -1: no gradients */
@@ -46,6 +47,7 @@ typedef struct CommSchedule {
     int gathering_count;
     int *points, point_count;             /* nodes for executor_set_comm_points, ascending: before first reads, around writes, at updates */
     int64_t weight_bytes, gradient_bytes; /* of the arenas */
+    int64_t quantized_bytes;              /* of the arena of packed buckets; 0: there are none */
 } CommSchedule;
 
 /* Returns whether the gradients of a bucket are in a slot. */
@@ -54,4 +56,7 @@ bool comm_schedule_has_slot(const Layout *layout, int bucket);
 /* Moves the graph's weights and gradients to the schedule's offsets; the offsets of its parameters
  * remain offsets in the whole arenas. */
 CommSchedule *comm_schedule_create(const Layout *layout, Graph *graph);
+/* Moves quantized matrices of packed buckets to their slots; graph_plan has placed them without a
+ * layout. */
+void comm_schedule_place_packed(const CommSchedule *schedule, const Layout *layout, Graph *graph);
 void comm_schedule_free(CommSchedule *schedule);

@@ -196,18 +196,38 @@ static void *weights_at(const Exchange *exchange, int b, int64_t in_bucket) {
     return at_offset(exchange, ARENA_WEIGHT, exchange->schedule->buckets[b].weights + weight_offset(exchange, in_bucket));
 }
 
-/* In stage 3, returns the address of the weights of this rank's shards from a local offset on. */
-static void *local_weights(const Exchange *exchange, int64_t local) {
-    return at_offset(exchange, layout_local_arena(exchange->layout), weight_offset(exchange, local));
+/* In stage 3, returns the address of the weights of this rank's shard of a bucket, which is not
+ * packed, from a local offset on. */
+static void *local_weights(const Exchange *exchange, const LayoutBucket *bucket, int64_t local) {
+    return at_offset(exchange, layout_local_arena(exchange->layout, bucket), weight_offset(exchange, local));
+}
+
+/* Returns the address of a packed bucket's slot. */
+static char *packed_slot(const Exchange *exchange, int b) {
+    return at_offset(exchange, ARENA_QUANTIZED, exchange->schedule->buckets[b].weights);
 }
 
 /* Sends the rank's shard from its place in the bucket and receives the others' shards. */
 static void gather_weights(Exchange *exchange, int b) {
     CommType type = comm_real_type((int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE));
-    if (exchange->schedule->buckets[b].quantized) type = COMM_U8;
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
-    exchange->weights[b] =
-        comm_all_gather(sharing_group(exchange, bucket), bucket_name("weights", b).text, weights_at(exchange, b, 0), bucket->shards, type);
+    if (exchange->schedule->buckets[b].quantized || bucket->packed_bytes) type = COMM_U8;
+    void *slot = bucket->packed_bytes ? packed_slot(exchange, b) : weights_at(exchange, b, 0);
+    exchange->weights[b] = comm_all_gather(sharing_group(exchange, bucket), bucket_name("weights", b).text, slot, bucket->shards, type);
+}
+
+/* Copies the rank's shard of a bucket to its place in the slot. */
+static void copy_shard(const Exchange *exchange, int b) {
+    const LayoutBucket *bucket = &exchange->layout->buckets[b];
+    if (bucket->packed_bytes) {
+        int64_t first = bucket->shards[bucket->rank], bytes = bucket->shards[bucket->rank + 1] - first;
+        device_copy(device_of(exchange), packed_slot(exchange, b) + first, at_offset(exchange, ARENA_QUANTIZED, bucket->local), bytes);
+        return;
+    }
+    ByteSpan span = layout_bucket_shard(bucket);
+    if (span.begin < span.end)
+        device_copy(device_of(exchange), weights_at(exchange, b, span.begin - bucket->begin),
+            local_weights(exchange, bucket, bucket->local), weight_offset(exchange, span.end - span.begin));
 }
 
 /* Copies the rank's shard into its bucket's slot, quantized if the program reads quantized values,
@@ -216,13 +236,8 @@ static void gather_weights(Exchange *exchange, int b) {
  * skip the alignment prefix that shard_of adds; another rank owns it. */
 static void begin_gathering(Exchange *exchange, int index) {
     int b = exchange->schedule->gatherings[index].bucket;
-    const LayoutBucket *bucket = &exchange->layout->buckets[b];
-    ByteSpan span = layout_bucket_shard(bucket);
-    const void *local = local_weights(exchange, bucket->local);
     if (exchange->schedule->buckets[b].quantized) quantized_weights_cast(exchange->quantized, b);
-    else if (span.begin < span.end)
-        device_copy(device_of(exchange), weights_at(exchange, b, span.begin - bucket->begin), local,
-            weight_offset(exchange, span.end - span.begin));
+    else copy_shard(exchange, b);
     gather_weights(exchange, b);
 }
 
@@ -247,9 +262,10 @@ void exchange_send_weights(void *context, int b) {
 void exchange_make_weights(Exchange *exchange, int b) {
     if (exchange->layout->buckets[b].frozen) return;
     Device *device = device_of(exchange);
-    BucketShard shard = bucket_shard(exchange, &exchange->layout->buckets[b]);
+    const LayoutBucket *bucket = &exchange->layout->buckets[b];
+    BucketShard shard = bucket_shard(exchange, bucket);
     void *master = at_offset(exchange, ARENA_MASTER, shard.local), *weights = weights_at(exchange, b, shard.in_bucket);
-    if (exchange->layout->stage >= STAGE_WEIGHTS) weights = local_weights(exchange, shard.local);
+    if (exchange->layout->stage >= STAGE_WEIGHTS) weights = local_weights(exchange, bucket, shard.local);
     int64_t count = shard.bytes / (int64_t)sizeof(float);
     if (weights != master && precision_of(exchange) != PRECISION_BF16) device_copy(device, weights, master, shard.bytes);
     else if (weights != master) device_cast_to_bf16(device, weights, master, count);

@@ -69,9 +69,12 @@ static bool closes(const Cutting *cutting, const LayoutBucket *bucket, int64_t e
     return end - bucket->begin + b->count * b->element_bytes > cutting->bucket_bytes;
 }
 
+/* Returns whether sharded buckets of a class have equal shards. */
+static bool cuts_evenly(Class class) { return class == CLASS_ELEMENTS || class == CLASS_FROZEN; }
+
 static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class, MeshAxes axes, const Parameter *first) {
     MeshAxes sharing = axes & ~MESH(AXIS_REPLICA);
-    bool whole = class == CLASS_VECTOR || class >= CLASS_FROZEN;
+    bool whole = class == CLASS_VECTOR || (class >= CLASS_FROZEN && layout->stage < 3);
     LayoutBucket bucket = {.begin = begin,
         .end = begin,
         .element_bytes = first->element_bytes,
@@ -97,7 +100,7 @@ static void cut_class(Cutting *cutting, Class class, MeshAxes axes, bool coded) 
     Layout *layout = cutting->layout;
     const Graph *graph = cutting->graph;
     int64_t alignment = cutting->alignment, multiple = alignment;
-    if (layout->stage && class == CLASS_ELEMENTS) multiple *= mesh_size(layout->mesh, axes & ~MESH(AXIS_REPLICA));
+    if (layout->stage && cuts_evenly(class)) multiple *= mesh_size(layout->mesh, axes & ~MESH(AXIS_REPLICA));
     LayoutBucket *bucket = NULL;
     int previous = -1;
     for (int i = 0; i < graph->parameter_count; i++) {
@@ -123,6 +126,24 @@ static void cut_evenly(LayoutBucket *bucket) {
     int64_t elements = (bucket->end - bucket->begin) / bucket->element_bytes;
     assert(elements % bucket->size == 0);
     for (int r = 0; r <= bucket->size; r++) bucket->shards[r] = elements / bucket->size * r;
+}
+
+/* -- Shards of packed buckets -------------------------------------------------------------------------------------- */
+
+enum { PACKED_ALIGNMENT = 256 }; /* of quantized values, scales and shards, as of tensors outside the parameters' arenas */
+
+static void pack(const Cutting *cutting, LayoutBucket *bucket) {
+    Layout *layout = cutting->layout;
+    int64_t end = 0;
+    for (int i = 0; i < cutting->graph->parameter_count; i++) {
+        const Parameter *p = &cutting->graph->parameters[i];
+        if (layout->offsets[i] < bucket->begin || layout->offsets[i] >= bucket->end || !p->quantization) continue;
+        layout->packed[i].values = end;
+        layout->packed[i].scales = end + round_up(graph_bytes(cutting->graph, p->quantized), PACKED_ALIGNMENT);
+        end = layout->packed[i].scales + round_up(graph_bytes(cutting->graph, p->scales), PACKED_ALIGNMENT);
+    }
+    bucket->packed_bytes = round_up(end, PACKED_ALIGNMENT * bucket->size);
+    for (int r = 0; r <= bucket->size; r++) bucket->shards[r] = bucket->packed_bytes / bucket->size * r;
 }
 
 /* -- Shards of Muon's buckets --------------------------------------------------------------------------------------- */
@@ -189,15 +210,30 @@ static void cut_by_matrices(const Cutting *cutting, LayoutBucket *bucket, double
 
 /* -- What this rank holds ------------------------------------------------------------------------------------------ */
 
+/* Places the shard of a bucket behind `end`; returns its end. */
+static int64_t place_shard(LayoutBucket *bucket, int64_t end, int64_t alignment) {
+    ByteSpan shard = layout_bucket_shard(bucket);
+    bucket->local = round_up(end, alignment) + shard.begin % alignment;
+    return shard.begin < shard.end ? bucket->local + shard.end - shard.begin : end;
+}
+
+static int64_t place_packed(LayoutBucket *bucket, int64_t end) {
+    bucket->local = end;
+    return end + bucket->packed_bytes / bucket->size;
+}
+
+/* Buckets of frozen matrices are behind all others. In stage 3 their shards follow those of trained
+ * weights in WEIGHT. */
 static void place_local(Layout *layout, int64_t alignment) {
+    LayoutBucket *bucket = layout->buckets, *last = layout->buckets + layout->bucket_count;
     int64_t end = 0;
-    for (int b = 0; b < layout->bucket_count && !layout->buckets[b].frozen; b++) {
-        LayoutBucket *bucket = &layout->buckets[b];
-        ByteSpan shard = layout_bucket_shard(bucket);
-        bucket->local = round_up(end, alignment) + shard.begin % alignment;
-        if (shard.begin < shard.end) end = bucket->local + shard.end - shard.begin;
-    }
+    for (; bucket < last && !bucket->frozen; bucket++) end = place_shard(bucket, end, alignment);
     layout->shard.bytes = round_up(end, alignment);
+    if (layout->stage < 3) return;
+    end = layout->gathers_masters ? 0 : layout->shard.bytes;
+    for (; bucket < last && !bucket->packed_bytes; bucket++) end = place_shard(bucket, end, alignment);
+    layout->local_weights = round_up(end, alignment);
+    for (; bucket < last; bucket++) layout->local_packed = place_packed(bucket, layout->local_packed);
 }
 
 static void append_intervals(Layout *layout, const Graph *graph, int b) {
@@ -243,7 +279,8 @@ static void cut_group(Cutting *cutting, Class class, MeshAxes axes) {
     cut_class(cutting, class, axes, true);
     for (int b = first; b < layout->bucket_count && layout->buckets[b].sharded; b++) {
         layout->buckets[b].shards = memory_allocate((size + 1) * sizeof(int64_t));
-        if (class == CLASS_ELEMENTS) cut_evenly(&layout->buckets[b]);
+        if (class == CLASS_QUANTIZED) pack(cutting, &layout->buckets[b]);
+        else if (cuts_evenly(class)) cut_evenly(&layout->buckets[b]);
         else cut_by_matrices(cutting, &layout->buckets[b], load);
     }
     layout->muon_balance = fmax(layout->muon_balance, balance_of(load, size));
@@ -281,6 +318,7 @@ Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const Layo
     *layout = layout_empty(graph->mesh, optimizer, config, graph->precision);
     SCOPED_FREE int *layers = layers_of(graph);
     layout->offsets = memory_allocate((graph->parameter_count + 1) * sizeof *layout->offsets);
+    layout->packed = memory_allocate((graph->parameter_count + 1) * sizeof *layout->packed);
     Cutting cutting = {.layout = layout,
         .graph = graph,
         .optimizer = optimizer,
@@ -301,6 +339,7 @@ void layout_free(Layout *layout) {
     free(layout->buckets);
     free(layout->shard.intervals);
     free(layout->offsets);
+    free(layout->packed);
     free(layout);
 }
 

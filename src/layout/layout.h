@@ -12,9 +12,11 @@
  *   elements  AdamW's and Lion's: equal shards; buckets are padded to make them equal;
  *   Muon's    shards that end at the end of a matrix, so that an update needs no other rank; chosen so that the work
  *             of all buckets together is even;
- *   frozen    matrices (next to adapters: model/lora.c), whole on every rank and in the WEIGHT arena alone. Frozen
- *             vectors are among the vectors;
- *   quantized frozen matrices that are held as quantized values (ARENA_QUANTIZED): here they have offsets but no memory.
+ *   frozen    matrices (next to adapters: model/lora.c), in the WEIGHT arena alone; in stage 3 in equal shards, else whole
+ *             on every rank. Frozen vectors are among the vectors;
+ *   quantized frozen matrices that are held as quantized values (ARENA_QUANTIZED): in MASTER and WEIGHT they have offsets
+ *             but no memory. In stage 3 a bucket of them is packed: quantized values and scales, one matrix after
+ *             another, are cut into equal shards of bytes.
  * The mesh (comm/mesh.h) decides which ranks shard a bucket: the ranks along the axes over which
  * its gradients are summed (parameter_sum_axes). All parameters of a bucket therefore have the same
  * set of axes. The axis REPLICA is excluded: each replica has its own shards, and only gradients
@@ -45,7 +47,8 @@ typedef struct LayoutBucket {
     int64_t element_bytes; /* of the state dtype that all its parameters have */
     bool vectors;          /* its parameters are read in the WIDE type; else in the COMPUTE type */
     bool sharded;          /* false: every rank holds all of it */
-    bool frozen;           /* nothing in it is trained: it has memory in the WEIGHT arena alone */
+    bool frozen;           /* nothing in it is trained: it has memory in the WEIGHT arena alone, or in QUANTIZED */
+    int64_t packed_bytes;  /* in QUANTIZED, if the bucket is packed: `shards` and `local` then count these bytes; else 0 */
     bool coded;            /* training gathers its parameters as FP8 quantized values (Parameter.coded), one byte per element */
     bool ends;             /* holds a parameter that the first and the last stage of a pipeline share (Parameter.ends) */
     MeshAxes axes;         /* over which its gradients are summed */
@@ -54,20 +57,26 @@ typedef struct LayoutBucket {
     int64_t local;   /* offset of this rank's shard, or of the whole bucket, in its own arenas */
 } LayoutBucket;
 
+/* Where a packed bucket has the quantized values and the scales of a matrix: offsets from its begin. */
+typedef struct PackedOffsets { int64_t values, scales; } PackedOffsets;
+
 typedef struct Layout {
     const Mesh *mesh;
     int stage;             /* ZeRO stage; 0 if the ranks shard nothing */
     int64_t bytes;         /* of the whole MASTER arena, padding included */
     int64_t trained_bytes; /* of these, the bytes before frozen matrices: the end of the arenas of masters, gradients and the optimizer */
     int64_t stored_bytes;  /* of these, the bytes before quantized matrices: the end of the weight arena */
+    int64_t local_weights; /* in stage 3: bytes of MASTER whose elements the shards in WEIGHT have */
+    int64_t local_packed;  /* bytes of the shards of packed buckets in QUANTIZED */
     LayoutBucket *buckets;
     int bucket_count;
-    bool in_backward;     /* weights are updated within the backward pass: each gradient is in memory only until then */
-    bool gathers_masters; /* stage 3, if weights have the type of their masters: they are gathered from MASTER, and WEIGHT has no shards */
-    bool reduces_in_bf16; /* fp32 gradients of matrices are cast to bf16 before they are sent */
-    double muon_balance;  /* Muon's work on the busiest rank over the mean; 0: Muon's matrices are not sharded */
-    int64_t *offsets;     /* per parameter, in the whole arenas */
-    OptimizerShard shard; /* the master weights that this rank holds and updates; the layout owns its list */
+    bool in_backward;      /* weights are updated within the backward pass: each gradient is in memory only until then */
+    bool gathers_masters;  /* stage 3, if weights have the type of their masters: they are gathered from MASTER, and WEIGHT has no shards */
+    bool reduces_in_bf16;  /* fp32 gradients of matrices are cast to bf16 before they are sent */
+    double muon_balance;   /* Muon's work on the busiest rank over the mean; 0: Muon's matrices are not sharded */
+    int64_t *offsets;      /* per parameter, in the whole arenas */
+    PackedOffsets *packed; /* per parameter */
+    OptimizerShard shard;  /* the master weights that this rank holds and updates; the layout owns its list */
 } Layout;
 
 /* Returns the mesh of a run of `ranks` for its first rank, without groups. The configuration must
@@ -95,8 +104,11 @@ void layout_place(const Layout *layout, Graph *graph);
 
 static inline int layout_all_ranks(const Layout *layout) { return mesh_size(layout->mesh, AXES_ALL); }
 
-/* Returns the arena of the weights of this rank's shards in stage 3. */
-static inline Arena layout_local_arena(const Layout *layout) { return layout->gathers_masters ? ARENA_MASTER : ARENA_WEIGHT; }
+/* Returns the arena of the weights of this rank's shard of a bucket in stage 3. */
+static inline Arena layout_local_arena(const Layout *layout, const LayoutBucket *bucket) {
+    if (bucket->packed_bytes) return ARENA_QUANTIZED;
+    return layout->gathers_masters && !bucket->frozen ? ARENA_MASTER : ARENA_WEIGHT;
+}
 
 /* Returns the bucket of the byte `offset` of MASTER. */
 static inline int layout_bucket_at(const Layout *layout, int64_t offset) {

@@ -19,10 +19,11 @@ typedef struct Weight {
     MeshAxes axes;        /* of the ranks that shard it */
 } Weight;
 
-/* `count` elements of a matrix that are in this rank's shard. `local` is an offset in the arena of
- * the shards, `slot` in WEIGHT. */
+/* `count` elements of a matrix that are in this rank's shard. `local` is an offset in the arena
+ * `shards`, `slot` in WEIGHT. */
 typedef struct QuantizedPiece {
     int bucket;
+    Arena shards;
     int64_t local, slot, count;
     int weight;
     int64_t matrix; /* of the weight */
@@ -31,7 +32,6 @@ typedef struct QuantizedPiece {
 struct QuantizedWeights {
     Executor *executor;
     const Mesh *mesh;
-    Arena shards; /* layout_local_arena */
     Weight *weights;
     QuantizedPiece *pieces;
     int weight_count, piece_count;
@@ -50,6 +50,7 @@ static void add_piece(QuantizedWeights *quantized, const Layout *layout, const C
     int64_t first = int_max(begin, shard.begin), end = int_min(begin + elements * bucket->element_bytes, shard.end);
     if (first >= end) return;
     QuantizedPiece piece = {.bucket = b,
+        .shards = layout_local_arena(layout, bucket),
         .local = precision_weight_offset(precision, bucket->local + first - shard.begin),
         .slot = schedule->buckets[b].weights + (first - bucket->begin) / bucket->element_bytes,
         .count = (end - first) / bucket->element_bytes,
@@ -79,7 +80,6 @@ static QuantizedWeights *list_weights(const Layout *layout, const CommSchedule *
     SCOPED_FREE Fp8Operand *operands = memory_allocate((size_t)(count + 1) * sizeof *operands);
     fp8_operands(graph, operands);
     quantized->mesh = layout->mesh;
-    quantized->shards = layout_local_arena(layout);
     for (int i = 0; i < count; i++)
         if (operands[i].found) add_weight(quantized, layout, schedule, graph, &operands[i]);
     if (quantized->weight_count) return quantized;
@@ -119,7 +119,7 @@ void quantized_weights_free(QuantizedWeights *quantized) {
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
 static char *local_piece(const QuantizedWeights *quantized, const QuantizedPiece *piece) {
-    return (char *)executor_arena(quantized->executor, quantized->shards) + piece->local;
+    return (char *)executor_arena(quantized->executor, piece->shards) + piece->local;
 }
 
 /* Takes the maximum amax over the ranks that share the weights with these axes. Nonnegative floats

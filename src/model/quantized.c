@@ -11,20 +11,28 @@
 #include "base/rng.h"
 #include "base/scope.h"
 
-static void upload_quantized(const Executor *executor, const Parameter *p, const void *quantized, const void *scales) {
-    const Graph *graph = executor_graph(executor);
-    Device *device = executor_backend(executor)->device;
-    device_upload(device, executor_tensor(executor, p->quantized), quantized, graph_bytes(graph, p->quantized));
-    device_upload(device, executor_tensor(executor, p->scales), scales, graph_bytes(graph, p->scales));
+static void upload_held(Device *device, const HeldBytes *held, const void *bytes) {
+    if (held->count) device_upload(device, held->to, (const char *)bytes + held->first, held->count);
 }
 
-bool quantized_put(const Executor *executor, const Parameter *p, const float *values, Error *error) {
+static void upload_quantized(const Executor *executor, const QuantizedPlace *place, const void *quantized, const void *scales) {
+    upload_held(executor_backend(executor)->device, &place->values, quantized);
+    upload_held(executor_backend(executor)->device, &place->scales, scales);
+}
+
+QuantizedPlace quantized_whole(const Executor *executor, const Parameter *p) {
+    const Graph *graph = executor_graph(executor);
+    return (QuantizedPlace){{0, graph_bytes(graph, p->quantized), executor_tensor(executor, p->quantized)},
+        {0, graph_bytes(graph, p->scales), executor_tensor(executor, p->scales)}};
+}
+
+bool quantized_put(const Executor *executor, const Parameter *p, const QuantizedPlace *place, const float *values, Error *error) {
     const Graph *graph = executor_graph(executor);
     SCOPED_FREE uint8_t *quantized = memory_allocate((size_t)graph_bytes(graph, p->quantized));
     SCOPED_FREE void *scales = memory_allocate((size_t)graph_bytes(graph, p->scales));
     if (!quantize(p->quantization, values, p->count, p->shape[p->rank - 1], quantized, scales))
         return error_set(error, ERROR_NUMERICS, "tensor %s has NaN or infinite values: the model is broken", p->name);
-    upload_quantized(executor, p, quantized, scales);
+    upload_quantized(executor, place, quantized, scales);
     return true;
 }
 
@@ -57,7 +65,7 @@ static void repeat_quantized(const Parameter *p, const uint8_t *quantized, const
     repeat_bytes(to + outer_bytes, NF4_OUTER, blocks);
 }
 
-void quantized_fill(const Executor *executor) {
+void quantized_fill(const Executor *executor, QuantizedPlace (*place_of)(const void *context, int parameter), const void *context) {
     const Graph *graph = executor_graph(executor);
     SCOPED_FREE float *values = memory_allocate(NORMALS * sizeof *values);
     for (int i = 0; i < graph->parameter_count; i++) {
@@ -70,6 +78,7 @@ void quantized_fill(const Executor *executor) {
         for (int j = 0; j < NORMALS; j++) values[j] = (float)(p->init_std * rng_normal(1, 0, (uint64_t)j));
         quantize(p->quantization, values, NORMALS, NORMALS, quantized, scales);
         repeat_quantized(p, quantized, scales, all_quantized, all_scales);
-        upload_quantized(executor, p, all_quantized, all_scales);
+        const QuantizedPlace place = place_of(context, i);
+        upload_quantized(executor, &place, all_quantized, all_scales);
     }
 }

@@ -4,9 +4,19 @@
 
 #include "graph/graph.h"
 
-/* Quantizes the values of parameter `p`, [count] in fp32 on the host, into the executor's device.
- * ERROR_NUMERICS if one is not finite. */
-bool quantized_put(const Executor *executor, const Parameter *p, const float *values, Error *error);
+/* The bytes [first, first + count) of a tensor that a rank holds, in device memory. */
+typedef struct HeldBytes {
+    int64_t first, count;
+    void *to;
+} HeldBytes;
+/* What a rank holds of the quantized values and of the scales of a matrix. */
+typedef struct QuantizedPlace { HeldBytes values, scales; } QuantizedPlace;
+/* Returns the place of a matrix of which the executor's rank holds all. */
+QuantizedPlace quantized_whole(const Executor *executor, const Parameter *p);
+
+/* Quantizes the values of parameter `p`, [count] in fp32 on the host, and writes what the rank holds
+ * of the result. ERROR_NUMERICS if one is not finite. */
+bool quantized_put(const Executor *executor, const Parameter *p, const QuantizedPlace *place, const float *values, Error *error);
 /* Fills all quantized matrices with the repeated quantized values of some normal numbers, so that a
  * model that is not loaded, as in benchmarks, computes with finite numbers. */
-void quantized_fill(const Executor *executor);
+void quantized_fill(const Executor *executor, QuantizedPlace (*place_of)(const void *context, int parameter), const void *context);

@@ -21,6 +21,9 @@ bool program_plan(Program *program, Device *device, Error *error) {
     if (!program->layout->stage) return true;
     plan->bytes[ARENA_MASTER] = program->layout->shard.bytes;
     plan->bytes[ARENA_WEIGHT] = program->schedule->weight_bytes;
+    if (!program->schedule->quantized_bytes) return true;
+    comm_schedule_place_packed(program->schedule, program->layout, graph);
+    plan->bytes[ARENA_QUANTIZED] = program->schedule->quantized_bytes;
     return true;
 }
 

@@ -42,15 +42,18 @@ static int find_table_of(const Graph *graph, const char *name) {
     return graph_find_parameter(graph, table);
 }
 
-/* Quantizes a matrix of the source, which has whole parameters, into `p`. */
-static bool take_quantized(const Session *session, const WeightSource *source, const Parameter *p, Error *error) {
+/* Quantizes a matrix of the source, which has whole parameters, into the program's. */
+static bool take_quantized(const Session *session, const WeightSource *source, int parameter, Error *error) {
+    const Parameter *p = &session->training.model.graph->parameters[parameter];
+    const QuantizedPlace place = session_quantized_place(session, parameter);
     int index = graph_find_parameter(source->graph, p->name);
     const Parameter *from = &source->graph->parameters[index];
     SCOPED_FREE float *values = memory_allocate((size_t)p->count * sizeof *values);
-    if (source->reader) return hf_reader_load(source->reader, index, values), quantized_put(session->training.executor, p, values, error);
+    if (source->reader)
+        return hf_reader_load(source->reader, index, values), quantized_put(session->training.executor, p, &place, values, error);
     for (int64_t i = 0; i < p->count; i++)
         values[i] = (float)element_get((size_t)from->element_bytes, parameter_in(from, source->master), i);
-    return quantized_put(session->training.executor, p, values, error);
+    return quantized_put(session->training.executor, p, &place, values, error);
 }
 
 /* Fills this rank's part of trained tables, and of trained rows of tables. */
@@ -87,14 +90,14 @@ static bool take_base_parameters(Session *session, const WeightSource *source, E
         const Parameter *p = &graph->parameters[i];
         if (!p->frozen) continue;
         if (p->quantization) {
-            if (!take_quantized(session, source, p, error)) return false;
+            if (!take_quantized(session, source, i, error)) return false;
             continue;
         }
         bool base = graph_is_base(graph, p),
              as_bf16 = precision_is_bf16(graph->precision) && (base || graph_state_type(graph, p) == TYPE_COMPUTE);
-        void *to = base ? executor_tensor(session->training.executor, p->tensor)
-                        : parameter_in(p, executor_arena(session->training.executor, ARENA_MASTER));
-        weights_take(source, graph, (ParameterInterval){i, 0, p->count}, as_bf16, session->device, to);
+        HeldMatrix held = {{i, 0, p->count}, parameter_in(p, executor_arena(session->training.executor, ARENA_MASTER))};
+        if (base) held = session_held_matrix(session, i);
+        if (held.elements.count) weights_take(source, graph, held.elements, as_bf16, session->device, held.weights);
     }
     if (!session->step) take_tables(session, source);
     return true;

@@ -64,15 +64,16 @@ static Model build_model(const Session *session, const Mesh *mesh, ModelMode mod
     return built;
 }
 
-/* Plans a program in the layout. The arena of weights is training's, which has room for the slots of
- * every program. */
+/* Plans a program in the layout. The arenas of weights are training's, which have room for the slots
+ * of every program. */
 static bool plan_program(Session *session, Program *program, Error *error) {
-    int64_t *most = &session->training.plan.bytes[ARENA_WEIGHT];
+    int64_t *most = session->training.plan.bytes;
     program->layout = session->layout;
     program->pipeline = session->pipeline;
     if (program != &session->training) layout_place(session->layout, program->model.graph);
     if (!program_plan(program, session->device, error)) return false;
-    *most = int_max(*most, program->plan.bytes[ARENA_WEIGHT]);
+    most[ARENA_WEIGHT] = int_max(most[ARENA_WEIGHT], program->plan.bytes[ARENA_WEIGHT]);
+    most[ARENA_QUANTIZED] = int_max(most[ARENA_QUANTIZED], program->plan.bytes[ARENA_QUANTIZED]);
     return true;
 }
 
@@ -125,10 +126,6 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     if (!layout_mesh(session->mesh, config, rank, size, error)) return false;
     if (!in_backward_check(config, mesh_size(session->mesh, AXES_DATA), error)) return false;
     *session->whole = mesh_without(session->mesh, AXIS_CP);
-    if (config->lora.rank && size > 1 && config->layout.zero > 2)
-        return error_set(error, ERROR_USAGE,
-            "layout.zero=3 shards trained weights, but with lora.rank=%lld most weights are frozen: set layout.zero to 2 or less",
-            (long long)config->lora.rank);
     if (!lora_check_targets(&config->model, &config->lora, error)) return false;
     if (!session_check_fp8(config, device, error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length, sampled = sample_rows(config);
@@ -336,10 +333,59 @@ void session_update(Session *session, double norm) {
 
 /* -- Starting and ending ------------------------------------------------------------------------------------------- */
 
+HeldMatrix session_held_matrix(const Session *session, int parameter) {
+    const Graph *graph = session->training.model.graph;
+    const Executor *executor = session->training.executor;
+    const Parameter *p = &graph->parameters[parameter];
+    const LayoutBucket *bucket = &session->layout->buckets[layout_bucket_at(session->layout, p->offset)];
+    if (!bucket->sharded) return (HeldMatrix){{parameter, 0, p->count}, executor_tensor(executor, p->tensor)};
+    ByteSpan shard = layout_bucket_shard(bucket);
+    int64_t begin = int_max(p->offset, shard.begin), end = int_min(p->offset + p->count * p->element_bytes, shard.end);
+    if (begin >= end) return (HeldMatrix){.elements = {.parameter = parameter}};
+    return (HeldMatrix){{parameter, (begin - p->offset) / p->element_bytes, (end - begin) / p->element_bytes},
+        (char *)executor_arena(executor, ARENA_WEIGHT) + precision_weight_offset(graph->precision, bucket->local + begin - shard.begin)};
+}
+
+/* Returns the bytes of a tensor at `offset` in a packed bucket that are in this rank's shard. */
+static HeldBytes held_of_packed(const Session *session, const LayoutBucket *bucket, int64_t offset, int64_t bytes) {
+    int64_t first = bucket->shards[bucket->rank], begin = int_max(offset, first),
+            end = int_min(offset + bytes, bucket->shards[bucket->rank + 1]);
+    if (begin >= end) return (HeldBytes){0};
+    return (HeldBytes){
+        begin - offset, end - begin, (char *)executor_arena(session->training.executor, ARENA_QUANTIZED) + bucket->local + begin - first};
+}
+
+QuantizedPlace session_quantized_place(const Session *session, int parameter) {
+    const Graph *graph = session->training.model.graph;
+    const Parameter *p = &graph->parameters[parameter];
+    const LayoutBucket *bucket = &session->layout->buckets[layout_bucket_at(session->layout, p->offset)];
+    const PackedOffsets *at = &session->layout->packed[parameter];
+    if (!bucket->packed_bytes) return quantized_whole(session->training.executor, p);
+    return (QuantizedPlace){held_of_packed(session, bucket, at->values, graph_bytes(graph, p->quantized)),
+        held_of_packed(session, bucket, at->scales, graph_bytes(graph, p->scales))};
+}
+
+/* A PLACE_OF of quantized_fill. */
+static QuantizedPlace place_of_quantized(const void *session, int parameter) { return session_quantized_place(session, parameter); }
+
+/* Gives frozen parameters their initial values, for a model that is not loaded. */
+static void initialize_frozen(Session *session, char *master) {
+    const Config *config = session->config;
+    const Graph *graph = session->training.model.graph;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (!p->frozen || p->quantization) continue;
+        HeldMatrix held = {{i, 0, p->count}, parameter_in(p, master)};
+        if (graph_is_base(graph, p)) held = session_held_matrix(session, i);
+        if (held.elements.count)
+            model_initialize_interval(graph, &config->model, config->seed, &held.elements, session->device, held.weights);
+    }
+}
+
 static bool initialize_weights(Session *session, Error *error) {
     void *master = executor_arena(session->training.executor, ARENA_MASTER),
          *weights = executor_arena(session->training.executor, ARENA_WEIGHT);
-    quantized_fill(session->training.executor);
+    quantized_fill(session->training.executor, place_of_quantized, session);
     if (!session->layout->stage)
         return model_initialize(
             session->training.model.graph, &session->config->model, session->config->seed, session->device, master, weights, error);
@@ -348,6 +394,7 @@ static bool initialize_weights(Session *session, Error *error) {
         model_initialize_interval(session->training.model.graph, &session->config->model, session->config->seed, &interval->elements,
             session->device, (char *)master + interval->offset);
     }
+    initialize_frozen(session, master);
     session_spread_weights(session);
     return device_ok(session->device, error) && comm_ok(session->comm, error);
 }

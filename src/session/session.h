@@ -6,6 +6,7 @@
 #include "ckpt/ckpt.h"
 #include "config/config.h"
 #include "engine/engine.h"
+#include "model/quantized.h"
 #include "optim/optim.h"
 #include "program/program.h"
 #include "session/amax_history.h"
@@ -121,6 +122,15 @@ void session_update(Session *session, double norm);
 /* Makes the weights on all ranks from master weights that something other than the optimizer wrote.
  * Collective. */
 void session_spread_weights(Session *session);
+
+/* The part of a frozen matrix that this rank holds, and its place in the WEIGHT arena; count 0: none of it. */
+typedef struct HeldMatrix {
+    ParameterInterval elements;
+    void *weights;
+} HeldMatrix;
+/* Return the place of a frozen matrix of the training program (graph_is_base) that is not quantized, and of one that is. */
+HeldMatrix session_held_matrix(const Session *session, int parameter);
+QuantizedPlace session_quantized_place(const Session *session, int parameter);
 
 /* Returns the file type in which a parameter, its gradient and its state are stored without
  * conversion. */

@@ -74,9 +74,10 @@ static void add_bad_frozen(const Session *session, BadParameters *bad) {
         const Parameter *p = &graph->parameters[i];
         bool base = graph_is_base(graph, p);
         if (p->quantization) continue; /* quantized values cannot be NaN */
-        const void *values = base ? executor_tensor(session->training.executor, p->tensor) : parameter_in(p, master);
+        HeldMatrix held = {{i, 0, p->count}, parameter_in(p, master)};
+        if (base) held = session_held_matrix(session, i);
         int64_t element = base ? (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : p->element_bytes;
-        if (p->frozen) note_bad(bad, p->name, count_bad_on_device(session, values, element, p->count));
+        if (p->frozen) note_bad(bad, p->name, count_bad_on_device(session, held.weights, element, held.elements.count));
     }
 }
 

@@ -36,6 +36,10 @@ static const Setting cases[] = {
         {"model.layers=5", "data.length=1024", "batch.tokens=4Ki", "batch.sequences=1", "precision=pure_bf16", "optimizer.in_backward=true",
             "optimizer.clip=0"},
         4, 0},
+    {"configs/llama-tiny.yaml",
+        {"model.layers=5", "data.length=1024", "batch.tokens=16Ki", "batch.sequences=1", "lora.rank=4", "lora.base=nf4"}, 4, 0},
+    {"configs/llama-tiny.yaml",
+        {"model.layers=5", "data.length=1024", "batch.tokens=16Ki", "batch.sequences=1", "lora.rank=4", "precision=pure_bf16"}, 2, 0},
     {"configs/gpt2-tiny.yaml", {"model.layers=1", "data.length=128", "batch.tokens=1Ki", "batch.sequences=1"}, 2, 0},
 };
 enum { CASES = sizeof cases / sizeof *cases };

@@ -85,7 +85,8 @@ static void check_case(const Case *c, Device *device, Precision precision) {
         SCOPED_FREE void *scales = memory_allocate((size_t)graph_bytes(run.graph, p->scales));
         assert_true(quantize(c->quantization, values + at, p->count, c->columns, quantized, scales));
         for (int64_t i = 0; i < p->count; i++) expected[at + i] = element(c->quantization, quantized, scales, p->count, c->columns, i);
-        if (!quantized_put(run.program.executor, p, values + at, &error)) fail_msg("%s", error.message);
+        const QuantizedPlace place = quantized_whole(run.program.executor, p);
+        if (!quantized_put(run.program.executor, p, &place, values + at, &error)) fail_msg("%s", error.message);
     }
     device_fill(device, executor_arena(run.program.executor, ARENA_ACTIVATION), 0xff, run.program.plan.bytes[ARENA_ACTIVATION]);
     executor_zero(run.program.executor);
