@@ -10,6 +10,7 @@
 
 #include "base/math.h"
 #include "base/scope.h"
+#include "comm/comm.h"
 #include "config/config.h"
 #include "graph/graph.h"
 
@@ -82,6 +83,7 @@ typedef struct Bench {
     bool configured;        /* CONFIG.yaml was given */
     const char *positional; /* the argument that is not an option; "" if there is none */
     Device *device;         /* NULL until it is opened: bench_open_device */
+    Comm *comm;             /* of bench train: the ranks that measure together; NULL: this process alone */
     Device *(*open_device)(int choice, Precision precision, Error *error);
     Device *(*open_local_device)(int choice, Precision precision, const Comm *comm, Error *error);
     void (*recommend)(const char *name, const char *value); /* CommOptions.recommend */

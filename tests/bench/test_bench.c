@@ -488,6 +488,33 @@ static void training_finds_a_microbatch_that_divides_the_batch(void **state) {
     json_decref(json);
 }
 
+/* Two ranks have as much work together as the microbatches of one process, whatever they divide. */
+static void ranks_train_together_in_any_layout(void **state) {
+    (void)state;
+    static const struct {
+        const char *settings;
+        int groups;
+    } layouts[] = {{"layout.zero=3", 2}, {"layout.zero=3 optimizer.in_backward=true optimizer.clip=0 accumulation=1", 2},
+        {"layout.zero=3 lora.rank=2 lora.base=nf4", 2}, {"layout.zero=3 lora.rank=2 preference.loss=dpo data.packing=best_fit", 2},
+        {"layout.tp=2", 1}, {"layout.cp=2", 1}, {"layout.pp=2 model.layers=2", 1}};
+    write_input("ranks.yaml", small_llama);
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        SCOPED_FREE char *smelt = process_smelt();
+        SCOPED_FREE char *command = memory_format("%s launch -n 2 self_test=false -- bench train %s/ranks.yaml device=cpu threads=1 "
+                                                  "microbatch=2 accumulation=2 measured_steps=1 json=%s/ranks.json %s > /dev/null 2>&1",
+            smelt, folder, folder, layouts[i].settings);
+        if (system(command) != 0) fail_msg("%s", command);
+        json_t *json = read_json("ranks.json");
+        const json_t *row = json_array_get(json_object_get(json, "rows"), 0);
+        double accumulation = strstr(layouts[i].settings, "accumulation=1") ? 1 : 2;
+        double tokens = 2 * accumulation * 16 * layouts[i].groups / 2;
+        assert_true(number_of(row, "ranks") == 2 && number_of(row, "microbatch") == 2 && number_of(row, "accumulation") == accumulation);
+        if (!(fabs(number_of(row, "tokens_s") * number_of(row, "step_ms") / 1e3 / tokens - 1) < 1e-6)) fail_msg("%s", layouts[i].settings);
+        assert_true(number_of(row, "tflops") > 0 && number_of(row, "memory_bytes") > 0);
+        json_decref(json);
+    }
+}
+
 static void training_that_does_not_fit_is_refused_before_it_starts(void **state) {
     (void)state;
     write_input("large.yaml", small_llama);
@@ -611,6 +638,7 @@ int main(void) {
         cmocka_unit_test(many_sequences_are_measured),
         cmocka_unit_test(generation_is_measured_alone_and_by_ranks),
         cmocka_unit_test(training_finds_a_microbatch_that_divides_the_batch),
+        cmocka_unit_test(ranks_train_together_in_any_layout),
         cmocka_unit_test(training_that_does_not_fit_is_refused_before_it_starts),
         cmocka_unit_test(a_suite_goes_on_after_a_model_that_fails),
         cmocka_unit_test(a_perf_file_with_other_columns_is_left_alone),
