@@ -102,18 +102,32 @@ static bool is_gathered(const CommSchedule *schedule, int b, int node) {
 
 static int64_t gathered_bytes(const Session *session, int b) {
     const LayoutBucket *bucket = &session->layout->buckets[b];
+    if (bucket->packed_bytes) return bucket->packed_bytes;
     return precision_weight_offset(session->training.model.graph->precision, bucket->end - bucket->begin);
+}
+
+/* A tensor of quantized values or scales. */
+static void check_packed_read(const Session *session, int node, TensorId id) {
+    const Graph *graph = session->training.model.graph;
+    const CommSchedule *schedule = session->training.schedule;
+    int p = 0;
+    while (graph->parameters[p].quantized != id && graph->parameters[p].scales != id) p++;
+    int b = bucket_of(session->layout, graph->parameters[p].offset);
+    int64_t offset = graph_get(graph, id)->offset - schedule->buckets[b].weights;
+    assert_true(session->layout->buckets[b].packed_bytes > 0 && is_gathered(schedule, b, node));
+    assert_true(offset >= 0 && offset + graph_bytes(graph, id) <= session->layout->buckets[b].packed_bytes);
 }
 
 /* `whole` has the same nodes, and its weights are where its layout placed them. */
 static void check_gathered_read(const Session *session, const Session *whole, int node, int input) {
     const Graph *graph = session->training.model.graph, *plain = whole->training.model.graph;
     TensorId id = plain->nodes[node].in[input];
+    if (id && graph_get(plain, id)->arena == ARENA_QUANTIZED) check_packed_read(session, node, id);
     if (!graph_is_parameter(plain, id)) return;
     int p = parameter_of(plain, graph_state_span(plain, id).begin), b = bucket_of(session->layout, graph->parameters[p].offset);
     const LayoutBucket *bucket = &session->layout->buckets[b];
     const CommSchedule *schedule = session->training.schedule;
-    assert_true(node < schedule->buckets[b].update);
+    assert_true(bucket->frozen || node < schedule->buckets[b].update);
     if (!bucket->sharded) return;
     assert_true(is_gathered(schedule, b, node));
     int64_t offset = graph_get(graph, id)->offset - schedule->buckets[b].weights;
@@ -121,22 +135,26 @@ static void check_gathered_read(const Session *session, const Session *whole, in
     assert_true(offset >= 0 && offset + graph_bytes(graph, id) <= gathered_bytes(session, b));
 }
 
-/* Returns the most bytes that are gathered at once. */
-static int64_t check_gathered_slots(const Session *session) {
+/* Returns the most bytes of packed buckets, or of all others, that are gathered at once. */
+static int64_t check_gathered_slots(const Session *session, bool packed) {
     const CommSchedule *schedule = session->training.schedule;
+    const LayoutBucket *buckets = session->layout->buckets;
     int count = session->layout->bucket_count;
-    int64_t most = 0;
-    for (int i = 0; i < schedule->gathering_count; i++)
-        assert_true(schedule->gatherings[i].reads.last < schedule->buckets[schedule->gatherings[i].bucket].update);
+    int64_t most = 0, end_of_arena = packed ? schedule->quantized_bytes : schedule->weight_bytes;
+    for (int i = 0; i < schedule->gathering_count; i++) {
+        int b = schedule->gatherings[i].bucket;
+        assert_true(buckets[b].frozen || schedule->gatherings[i].reads.last < schedule->buckets[b].update);
+    }
     for (int node = 0; node < session->training.model.graph->node_count; node++) {
         int64_t gathered = 0;
         for (int a = 0; a < count; a++) {
-            if (!is_gathered(schedule, a, node)) continue;
+            if (!is_gathered(schedule, a, node) || packed != (buckets[a].packed_bytes > 0)) continue;
             int64_t begin = schedule->buckets[a].weights, end = begin + gathered_bytes(session, a);
-            assert_true(begin >= 0 && end <= schedule->weight_bytes);
+            assert_true(begin >= 0 && end <= end_of_arena);
             gathered += end - begin;
             for (int b = 0; b < a; b++) {
                 int64_t other = schedule->buckets[b].weights;
+                if (packed != (buckets[b].packed_bytes > 0)) continue;
                 assert_true(!is_gathered(schedule, b, node) || end <= other || other + gathered_bytes(session, b) <= begin);
             }
         }
@@ -211,11 +229,16 @@ static void check_ranks_of(const char *path, const char *precision, const char *
                 check_gradient(&session, node, n->out[j]);
     }
     check_slots(&session);
-    int64_t most = check_gathered_slots(&session), shards = session.layout->shard.bytes;
-    /* In bf16 the shards of weights are beside those of masters. Best fit leaves holes, as above. */
-    int64_t slots = session.training.schedule->weight_bytes - (config.precision == PRECISION_BF16 ? shards / 2 : 0);
+    const CommSchedule *schedule = session.training.schedule;
+    int64_t most = check_gathered_slots(&session, false), packed = check_gathered_slots(&session, true);
+    /* Best fit leaves holes, as above. */
+    int64_t slots = schedule->weight_bytes - precision_weight_offset((Precision)config.precision, session.layout->local_weights);
     assert_in_range(slots, most, most + most / 8);
-    assert_int_equal(session.training.plan.bytes[ARENA_MASTER], shards);
+    assert_in_range(schedule->quantized_bytes - session.layout->local_packed, packed, packed + packed / 8);
+    assert_int_equal(session.training.plan.bytes[ARENA_MASTER], session.layout->shard.bytes);
+    /* In bf16, shards of trained weights are beside those of masters. */
+    int64_t trained = config.precision == PRECISION_BF16 ? session.layout->shard.bytes : 0;
+    if (!config.lora.rank) assert_int_equal(session.layout->local_weights, trained);
 }
 
 static void ranks_read_weights_while_they_are_gathered_and_before_their_update(void **state) {
@@ -225,6 +248,14 @@ static void ranks_read_weights_while_they_are_gathered_and_before_their_update(v
     static const char *const precisions[] = {"precision=pure_bf16", "precision=bf16", "precision=fp32"};
     for (int i = 0; i < 3; i++)
         for (int j = 0; j < 3; j++) check_ranks_of(paths[i], precisions[j], optimizers[(i + j) % 3]);
+}
+
+static void ranks_read_frozen_matrices_while_they_are_gathered(void **state) {
+    (void)state;
+    check_ranks_of("configs/lora-llama3.1-8b.yaml", "precision=bf16", "lora.base=nf4");
+    check_ranks_of("configs/lora-llama3.1-8b.yaml", "precision=fp32", "lora.base=fp8");
+    check_ranks_of("configs/lora-llama3.1-8b.yaml", "precision=pure_bf16", "optimizer.name=adamw");
+    check_ranks_of("configs/lora-qwen3-30b-a3b.yaml", "precision=bf16", "optimizer.name=lion");
 }
 
 /* Llama-3.1-70B in pure bf16: a layer has 1.6 GiB, the embedding and the head have 2.0 GiB each. A bucket is a quarter of a layer at
@@ -246,6 +277,6 @@ static void eighty_layers_need_the_slots_of_one(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(no_weight_changes_before_it_is_read_and_no_gradient_is_overwritten),
         cmocka_unit_test(ranks_read_weights_while_they_are_gathered_and_before_their_update),
-        cmocka_unit_test(eighty_layers_need_the_slots_of_one)};
+        cmocka_unit_test(ranks_read_frozen_matrices_while_they_are_gathered), cmocka_unit_test(eighty_layers_need_the_slots_of_one)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
