@@ -426,8 +426,8 @@ static const Option rows[] = {
         "how the ranks of layout.cp exchange keys and values: gather holds the whole sequence; ring holds one rank's part at a time",
         CHANGES),
     INT_OPTION(layout.ep, "1", 1, 1 << 20, "ranks", "expert parallelism: ranks that split the experts; they split the batch too", CHANGES),
-    INT_OPTION(
-        layout.zero, "1", 0, 3, "", "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also weights (FSDP); 0: nothing", CHANGES),
+    INT_OPTION(layout.zero, "1", 0, 3, "",
+        "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also weights, frozen ones too (FSDP); 0: nothing", CHANGES),
     INT_OPTION(layout.shard, "0", 0, 1 << 20, "ranks", "ranks per sharded copy, such as the 8 of a node (HSDP); 0: all ranks", CHANGES),
     REAL_OPTION(layout.bucket_mb, "0", 0, 1 << 20, "MiB",
         "size of a gradient bucket; one collective reduces a bucket; 0: 256 on AMD GPUs, else 64", CHANGES),

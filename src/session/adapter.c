@@ -48,6 +48,7 @@ static bool take_quantized(const Session *session, const WeightSource *source, i
     const QuantizedPlace place = session_quantized_place(session, parameter);
     int index = graph_find_parameter(source->graph, p->name);
     const Parameter *from = &source->graph->parameters[index];
+    if (!place.values.count && !place.scales.count) return true; /* all of it is in other ranks' shards */
     SCOPED_FREE float *values = memory_allocate((size_t)p->count * sizeof *values);
     if (source->reader)
         return hf_reader_load(source->reader, index, values), quantized_put(session->training.executor, p, &place, values, error);
