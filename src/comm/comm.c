@@ -22,7 +22,7 @@ Comm *comm_alone(void) {
     return &alone;
 }
 
-static Comm *new_group(CommEngine *engine, uint32_t id, const char *name, int rank, int size) {
+Comm *comm_new_group(CommEngine *engine, uint32_t id, const char *name, int rank, int size) {
     Comm *comm = memory_allocate(sizeof *comm);
     *comm = (Comm){.engine = engine, .id = id, .rank = rank, .size = size};
     snprintf(comm->name, sizeof comm->name, "%s", name);
@@ -90,7 +90,7 @@ Comm *comm_open(const CommOptions *given, Error *error) {
         free(engine);
         return NULL;
     }
-    Comm *comm = new_group(engine, 0, "all", engine->place.rank, engine->place.size);
+    Comm *comm = comm_new_group(engine, 0, "all", engine->place.rank, engine->place.size);
     for (int i = 0; i < comm->size; i++) comm->ranks[i] = i;
     engine_start(engine);
     if (count_nodes(comm, error)) return comm;
@@ -102,7 +102,8 @@ void comm_close(Comm *comm) {
     if (!comm || comm == comm_alone()) return;
     windows_close(comm);
     if (comm->nccl) nccl_leave(comm);
-    if (comm->id == 0) close_engine(comm->engine);
+    if (comm->id == 0 && comm->engine->rehearsal) free(comm->engine);
+    else if (comm->id == 0) close_engine(comm->engine);
     close_comm_group(comm);
 }
 
@@ -117,7 +118,7 @@ Comm *comm_split(Comm *comm, int colour, const char *name, Error *error) {
         rank += member && i < comm->rank;
     }
     uint64_t origin[] = {comm->id, ++comm->splits, (uint64_t)(int64_t)colour};
-    Comm *group = done ? new_group(comm->engine, (uint32_t)hash_bytes(origin, sizeof origin) | 1, name, rank, size) : NULL;
+    Comm *group = done ? comm_new_group(comm->engine, (uint32_t)hash_bytes(origin, sizeof origin) | 1, name, rank, size) : NULL;
     for (int i = 0, next = 0; done && i < comm->size; i++)
         if (colour < 0 ? i == comm->rank : colours[i] == colour) group->ranks[next++] = comm->ranks ? comm->ranks[i] : 0;
     if (!group || !group->engine || !group->engine->nccl || nccl_join(group, error)) return group;
@@ -141,6 +142,7 @@ bool comm_use_device(Comm *comm, Device *device, Error *error) {
 }
 
 void comm_use_own_stream(Comm *comm) {
+    if (comm && comm_is_rehearsal(comm)) trace_use_own_stream(comm->engine->trace, comm);
     if (comm && comm->nccl && !comm->stream) comm->stream = device_stream_open(comm->engine->device, true);
 }
 
@@ -190,6 +192,11 @@ static CommTicket queue(Comm *comm, const char *name, Task wanted, bool host) {
         if (task->from >= 0) task->receive_sequence = ++comm->received[task->from];
     } else {
         task->sequence = task->receive_sequence = ++comm->sequence;
+    }
+    int noted = comm->engine->trace ? trace_note(comm->engine->trace, task, host) : 0;
+    if (comm->engine->rehearsal) {
+        task_free(task);
+        return noted;
     }
     return comm->nccl && !host ? nccl_queue(task) : engine_queue(comm->engine, task);
 }
@@ -257,15 +264,18 @@ CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t
 }
 
 void comm_begin_together(Comm *comm) {
+    if (comm->engine && comm->engine->trace) trace_join(comm->engine->trace, true);
     if (comm->nccl) nccl_begin_together(comm->engine);
 }
 
 void comm_end_together(Comm *comm) {
+    if (comm->engine && comm->engine->trace) trace_join(comm->engine->trace, false);
     if (comm->nccl) nccl_end_together(comm->engine);
 }
 
 void comm_wait(Comm *comm, CommTicket ticket) {
-    if (ticket > 0) engine_wait(comm->engine, ticket);
+    if (ticket > 0 && comm->engine->rehearsal) trace_wait(comm->engine->trace, ticket);
+    else if (ticket > 0) engine_wait(comm->engine, ticket);
     else if (ticket < 0) nccl_wait(comm->engine, ticket);
 }
 

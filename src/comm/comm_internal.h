@@ -3,7 +3,7 @@
  * and mpi.c the messages, tcp_meet.c the rendezvous of ranks over authenticated channels (secret.c,
  * channel.c, acceptor.c), nccl.c the collectives of GPUs, windows.c the memory that GPUs write in
  * each other, nccl_settings.c the recommended environment of RCCL, place.c the place of this
- * process in the run. */
+ * process in the run, trace.c records of collectives. */
 #pragma once
 
 #include <pthread.h>
@@ -11,6 +11,7 @@
 
 #include "comm/comm.h"
 #include "comm/secret.h"
+#include "comm/trace.h"
 
 /* -- Where this process stands in the run (place.c) ---------------------------------------------------------------- */
 
@@ -28,8 +29,6 @@ typedef struct Place {
 bool place_find(CommTransport wanted, Place *place, Error *error);
 
 /* -- Messages (tcp.c, mpi.c) --------------------------------------------------------------------------------------- */
-
-typedef enum Operation { ALL_REDUCE = 1, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, EXCHANGE, BARRIER } Operation;
 
 enum { NAME_BYTES = 32 };
 /* Precedes every message, so that ranks that disagree find out. All hosts have the same byte
@@ -126,6 +125,8 @@ typedef struct CommEngine {
 
     Device *device;
     struct Nccl *nccl;        /* NULL: the worker runs all collectives */
+    Trace *trace;             /* records all collectives, in a rehearsal or for a test; NULL: none */
+    bool rehearsal;           /* collectives are recorded and do nothing else: there is no transport and no worker */
     _Atomic(uint32_t *) stop; /* CommWindows.stop of all groups; NULL: no group has windows */
 } CommEngine;
 
@@ -164,7 +165,17 @@ void task_free(Task *task);
  * a count of -1: no message. */
 ByteInterval task_sends(const Task *task, int peer);
 ByteInterval task_receives(const Task *task, int peer);
-const char *operation_name(Operation operation);
+
+/* -- Traces (trace.c) ---------------------------------------------------------------------------------------------- */
+
+/* Notes a task and returns its number from 1. */
+int trace_note(Trace *trace, const Task *task, bool host);
+void trace_wait(Trace *trace, CommTicket ticket);
+/* Brackets tasks that form one launch. */
+void trace_join(Trace *trace, bool together);
+void trace_use_own_stream(Trace *trace, const Comm *comm);
+/* Returns a group whose ranks in the run the caller fills in (comm.c). */
+Comm *comm_new_group(CommEngine *engine, uint32_t id, const char *name, int rank, int size);
 
 /* -- Collectives of GPUs (nccl.c) ---------------------------------------------------------------------------------- */
 

@@ -6,6 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/memory.h"
+#include "base/scope.h"
+#include "comm/trace.h"
+
 const Mesh mesh_alone = {.size = {1, 1, 1, 1, 1, 1, 1}, .row_blocks = 1};
 
 static const char *const names[] = {"replica", "dp", "pp", "cp", "ep", "tp", "copy"};
@@ -50,11 +54,36 @@ void mesh_name_group(MeshAxes axes, char *name, size_t size) {
         if (axes & MESH(axis)) used += (size_t)snprintf(name + used, size - used, "%s%s", used ? "." : "", names[axis]);
 }
 
+/* Returns the ranks of this rank's group, for the caller to free. */
+static int *list_members(const Mesh *mesh, MeshAxes axes) {
+    int *ranks = memory_allocate((size_t)mesh_size(mesh, axes) * sizeof *ranks), count = 0;
+    for (int rank = 0; rank < mesh_size(mesh, AXES_ALL); rank++)
+        if (mesh_has(mesh, axes, rank)) ranks[count++] = rank;
+    return ranks;
+}
+
+/* A rehearsal knows its groups without asking other ranks. */
+static Comm *open_divided_group(const Mesh *mesh, MeshAxes axes, const char *name, Error *error) {
+    if (!comm_is_rehearsal(mesh->all)) return comm_split(mesh->all, mesh_index(mesh, AXES_ALL & ~axes), name, error);
+    SCOPED_FREE int *ranks = list_members(mesh, axes);
+    return comm_rehearse_group(mesh->all, ranks, mesh_size(mesh, axes), name);
+}
+
+/* Opens the group of Mesh.ends. */
+static Comm *open_end_group(const Mesh *mesh, Error *error) {
+    int last = mesh->size[AXIS_PP] - 1, own = mesh_rank(mesh);
+    bool end = mesh->at[AXIS_PP] == 0 || mesh->at[AXIS_PP] == last;
+    if (!comm_is_rehearsal(mesh->all)) return comm_split(mesh->all, end ? mesh_index(mesh, AXES_ALL & ~MESH(AXIS_PP)) : -1, "ends", error);
+    SCOPED_FREE int *stages = list_members(mesh, MESH(AXIS_PP));
+    const int ends[] = {stages[0], stages[last]};
+    return end ? comm_rehearse_group(mesh->all, ends, 2, "ends") : comm_rehearse_group(mesh->all, &own, 1, "ends");
+}
+
 static bool open_group(const Mesh *mesh, Comm **groups, MeshAxes axes, MeshAxes named, Error *error) {
     char name[COMM_GROUP_NAME];
     if (!axes || groups[axes]) return true;
     mesh_name_group(axes | named, name, sizeof name);
-    return (groups[axes] = comm_split(mesh->all, mesh_index(mesh, AXES_ALL & ~axes), name, error)) != NULL;
+    return (groups[axes] = open_divided_group(mesh, axes, name, error)) != NULL;
 }
 
 bool mesh_open(Mesh *mesh, Comm *comm, const MeshAxes *axes, int count, Error *error) {
@@ -66,10 +95,8 @@ bool mesh_open(Mesh *mesh, Comm *comm, const MeshAxes *axes, int count, Error *e
         if (!all && !open_group(mesh, mesh->groups, significant, 0, error)) return false;
     }
     comm_use_own_stream(mesh->groups[MESH(AXIS_PP)]);
-    int stage = mesh->at[AXIS_PP], stages = mesh->size[AXIS_PP];
-    bool end = stage == 0 || stage == stages - 1;
-    if (stages > 1) mesh->ends = comm_split(comm, end ? mesh_index(mesh, AXES_ALL & ~MESH(AXIS_PP)) : -1, "ends", error);
-    return stages == 1 || mesh->ends;
+    if (mesh->size[AXIS_PP] > 1) mesh->ends = open_end_group(mesh, error);
+    return mesh->size[AXIS_PP] == 1 || mesh->ends;
 }
 
 bool mesh_open_inner(Mesh *mesh, const MeshAxes *axes, int count, Error *error) {

@@ -39,6 +39,7 @@ typedef struct DeviceInfo {
     bool exact;               /* device_set_exact */
     bool massively_parallel;  /* CPU-sized work leaves most of it idle: measurements use larger problems */
     bool records;             /* device_record_begin may succeed */
+    bool rehearses;           /* computes nothing and has no memory, only addresses (backend/idle_device.h) */
     unsigned gemm_inputs;     /* bit t: A and B of a GEMM may be of GemmType t */
     bool fp8_fnuz;            /* its fp8 formats are the FNUZ ones (base/float8.h) */
     bool fp8_mx;              /* it has GEMMs of fp8 with scales of GEMM_SCALE_MX */

@@ -92,6 +92,10 @@ OPTIONAL(void, recording_free, (Device *device, DeviceRecording *recording), (de
  * as when generating tokens. Initially off. */
 OPTIONAL(void, overlap_launches, (Device *device, bool overlap), (device, overlap), (void)0)
 
+/* For a device that computes nothing (backend/idle_device.h): `part` of the work of a program's node,
+ * counted from 1, is done at this point. */
+OPTIONAL(void, rehearse, (Device *device, int node, double part), (device, node, part), (void)0)
+
 /* -- Streams, events ----------------------------------------------------------------------------------------------- */
 
 /* Opens a stream beside the main one, for communication; neither waits for the other. Kernels of an

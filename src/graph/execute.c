@@ -150,6 +150,7 @@ static void bind_slot(Executor *executor) {
         call->direct = op_is_direct(graph, node);
         call->absorbs = node->absorbs;
         call->kernel = executor->backend.kernels[node->op];
+        call->node = i + 1;
         call->ticket = &executor->tickets[i];
     }
 }
@@ -213,12 +214,13 @@ static void free_arena(const Executor *executor, Arena arena) {
 }
 
 static bool map_arenas(Executor *executor, void *const *shared, Error *error) {
-    bool host_memory = device_info(executor->backend.device)->host_memory;
+    const DeviceInfo *info = device_info(executor->backend.device);
+    bool serves_host = info->host_memory && !info->rehearses;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         executor->owned[arena] = !(shared && shared[arena]) && executor->bytes[arena];
         executor->arena[arena] = executor->owned[arena] ? allocate_arena(executor, arena, error) : shared ? shared[arena] : NULL;
         if (executor->owned[arena] && !executor->arena[arena]) return error_context(error, "the arena of %s", arena_name(arena));
-        if (on_host(arena)) executor->host[arena] = host_memory ? executor->arena[arena] : memory_allocate(executor->bytes[arena] + 1);
+        if (on_host(arena)) executor->host[arena] = serves_host ? executor->arena[arena] : memory_allocate(executor->bytes[arena] + 1);
     }
     if (!executor->arena[ARENA_WEIGHT]) executor->arena[ARENA_WEIGHT] = executor->arena[ARENA_MASTER];
     return true;

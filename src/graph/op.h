@@ -39,6 +39,7 @@ typedef struct OpCall {
     int absorbs;                       /* number of preceding calls that this kernel computes as well (OpKernel.absorbs) */
     const struct OpKernel *kernel;     /* the kernel that runs the call */
     const struct Fp8Output *quantized; /* destination of the quantized output in Op.measured (OpKernel.quantizes), or NULL */
+    int node;                          /* its number in the program, from 1; 0: a call outside a program */
     CommTicket *ticket;                /* set by a communicating operation that leaves a collective running */
 } OpCall;
 
@@ -60,6 +61,10 @@ typedef struct OpKernel {
      * output in Op.measured, exactly as its cast would. A cast that absorbs the node uses this
      * (backend/gpu/fp8_output.h). */
     uint32_t quantizes;
+    /* For an operation that communicates: issues the collectives of `run`, and names its compute
+     * with device_rehearse, on a device that computes nothing (backend/idle_device.h). It may be
+     * `run` itself if that touches no memory. */
+    void (*rehearse)(const OpCall *call);
 } OpKernel;
 #define FP8_KIND(kind) (1u << (kind))
 

@@ -23,7 +23,28 @@ static const OptimBackend cpu = {cpu_sum_squares, cpu_elements, cpu_muon_momenta
 static const OptimBackend gpu = {gpu_sum_squares, gpu_elements, gpu_muon_momenta, gpu_muon_directions, gpu_muon_iterate, gpu_muon_apply,
     gpu_muon_place, .group_bytes = 1 << 30, .uniform_groups = true, .chunks_on_device = true};
 
-static const OptimBackend *backend_of(const Device *device) { return device_info(device)->host_memory ? &cpu : &gpu; }
+/* Those of a device that computes nothing. Sizes are those of the real ones, because the order of matrices and the
+ * collectives depend on them. */
+static void idle_sum_squares(const Optimizer *optimizer, const Segment *segment, const void *gradients, PreciseSum *sum) {
+    (void)optimizer, (void)segment, (void)gradients, (void)sum;
+}
+static void idle_elements(const Optimizer *optimizer, const Segment *segment, const Update *update, const ElementRates *rates) {
+    (void)optimizer, (void)segment, (void)update, (void)rates;
+}
+static void idle_pass(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
+    (void)optimizer, (void)segment, (void)update, (void)first, (void)end;
+}
+static void idle_iterate(const Optimizer *optimizer, int first, int end) { (void)optimizer, (void)first, (void)end; }
+static void idle_place(const Optimizer *optimizer, const MuonMove *move) { (void)optimizer, (void)move; }
+#define IDLE idle_sum_squares, idle_elements, idle_pass, idle_pass, idle_iterate, idle_pass, idle_place
+static const OptimBackend idle_cpu = {IDLE, .group_bytes = 64 << 20, .wide_square = true};
+static const OptimBackend idle_gpu = {IDLE, .group_bytes = 1 << 30, .uniform_groups = true};
+
+static const OptimBackend *backend_of(const Device *device) {
+    const DeviceInfo *info = device_info(device);
+    if (info->rehearses) return info->host_memory ? &idle_cpu : &idle_gpu;
+    return info->host_memory ? &cpu : &gpu;
+}
 
 /* ---- Who updates what ---- */
 
@@ -307,7 +328,7 @@ static bool allocate_arenas(Optimizer *o, Error *error) {
 
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error) {
     Optimizer *optimizer = lay_out_states(graph, config, shard, backend_of(device));
-    assert(optimizer->backend == &cpu || precision_is_bf16(graph->precision));
+    assert(device_info(device)->host_memory || precision_is_bf16(graph->precision));
     optimizer->device = device;
     optimizer->busy = (int64_t)device_info(device)->processors * USUAL_TILE;
     if (!check_blocks(optimizer, error) || !allocate_arenas(optimizer, error)) {

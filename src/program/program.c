@@ -46,10 +46,17 @@ bool program_start_beside(Program *program, const Program *owner, Error *error) 
     return program_start(program, shared, error);
 }
 
-void program_free(Program *program) {
+void program_stop(Program *program) {
     pipeline_run_free(program->stages);
     exchange_free(program->exchange);
     executor_free(program->executor);
+    program->stages = NULL;
+    program->exchange = NULL;
+    program->executor = NULL;
+}
+
+void program_free(Program *program) {
+    program_stop(program);
     comm_schedule_free(program->schedule);
     model_free(&program->model);
     *program = (Program){0};

@@ -33,6 +33,8 @@ bool program_start(Program *program, void *const *shared, Error *error);
 /* Starts a planned program with the weights of `owner`, a started program of the same model. They
  * also share activations if those of `owner` are large enough, so they cannot run concurrently. */
 bool program_start_beside(Program *program, const Program *owner, Error *error);
+/* Frees what program_start has made; the program stays planned. */
+void program_stop(Program *program);
 /* Accepts a program in any state. */
 void program_free(Program *program);
 

@@ -16,6 +16,8 @@
 #include "ops/loss/loss.h"
 #include "run/corpus.h"
 #include "session/fit.h"
+#include "session/rehearsal.h"
+#include "session/session_internal.h"
 
 /* -- Plan ---------------------------------------------------------------------------------------------------------- */
 
@@ -273,6 +275,18 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
         needed, have, whose);
 }
 
+/* -- Steps --------------------------------------------------------------------------------------------------------- */
+
+int64_t session_step_microbatches(const Session *session) { return count_step_microbatches(session); }
+
+bool session_run(Session *session, const ProgramWork *work, Error *error) {
+    const Program *training = &session->training;
+    if (!exchange_find_amax(training->exchange, error)) return false;
+    program_run(training, work);
+    exchange_finish_gradients(training->exchange);
+    return true;
+}
+
 /* -- Updates ------------------------------------------------------------------------------------------------------- */
 
 /* Returns the arena of weights that an update writes beside the masters, or the masters' arena. */
@@ -431,22 +445,26 @@ static void note_kernels(Session *session) {
     device_prepare_end(device);
 }
 
-bool session_start(Session *session, Comm *comm, Error *error) {
-    const Config *config = session->config;
+bool session_start_training(Session *session, Comm *comm, Error *error) {
     Program *training = &session->training;
-    const Graph *graph = training->model.graph;
     session->comm = comm;
-    session->size = session_size(session);
-    if (!open_groups(session, error) || !program_start(training, NULL, error) ||
-        !program_start_beside(&session->evaluation, training, error))
-        return false;
-    if (session->scoring.model.graph && !program_start_beside(&session->scoring, training, error)) return false;
-    session->optimizer = optimizer_create(graph, &config->optimizer, &session->layout->shard, session->device, error);
+    if (!open_groups(session, error) || !program_start(training, NULL, error)) return false;
+    session->optimizer =
+        optimizer_create(training->model.graph, &session->config->optimizer, &session->layout->shard, session->device, error);
     if (!session->optimizer) return false;
-    session->history = amax_history_create(graph, config->model.fp8.amax_history_len);
-    note_kernels(session);
     optimizer_set_hook(session->optimizer, exchange_send_weights, training->exchange);
     exchange_set_update(training->exchange, update_within, session);
+    return true;
+}
+
+bool session_start(Session *session, Comm *comm, Error *error) {
+    const Program *training = &session->training;
+    session->size = session_size(session);
+    if (comm_size(comm) > 1 && !rehearsal_agree(session, comm, error)) return false;
+    if (!session_start_training(session, comm, error) || !program_start_beside(&session->evaluation, training, error)) return false;
+    if (session->scoring.model.graph && !program_start_beside(&session->scoring, training, error)) return false;
+    session->history = amax_history_create(training->model.graph, session->config->model.fp8.amax_history_len);
+    note_kernels(session);
     return initialize_weights(session, error);
 }
 

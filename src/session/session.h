@@ -95,7 +95,8 @@ int64_t session_rollout_slots(const Session *session, int64_t judged);
  * graph built for this purpose. */
 ModelSize session_size(const Session *session);
 Budget session_budget(const Session *session);
-/* Returns the rows (tokens) of the largest step on this rank, in whole microbatches. */
+/* Returns the microbatches of the largest step on this rank, and their rows (tokens). */
+int64_t session_step_microbatches(const Session *session);
 int64_t session_step_rows(const Session *session);
 /* Prints a table; `available` in bytes, < 0: unknown. */
 void budget_print(const Budget *budget, int64_t available, FILE *file);
@@ -107,6 +108,8 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
  * planned for, and outlives the session. */
 bool session_start(Session *session, Comm *comm, Error *error);
 void session_free(Session *session);
+/* Runs the training program over the microbatches of a step and reduces the gradients. Collective. */
+bool session_run(Session *session, const ProgramWork *work, Error *error);
 /* Sets how the step's update is made, at the rate `lr`, before the step's runs. With
  * optimizer.in_backward the update is made during the last run, unless the loss of a rank is NaN or
  * infinite: then the weights are unchanged (StepUpdate.made). `rows` counts the rows of the step's

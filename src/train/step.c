@@ -293,10 +293,7 @@ static bool run_share(Loop *loop, const StepShare *share, Error *error) {
         .context = &(Running){loop, share},
         .hook = loop->config->profile ? profile_node : NULL,
         .hook_context = &loop->profile};
-    if (!exchange_find_amax(training->exchange, error)) return false;
-    program_run(training, &work);
-    exchange_finish_gradients(training->exchange);
-    return executor_finish(training->executor, error) && comm_ok(loop->comm, error);
+    return session_run(&loop->session, &work, error) && executor_finish(training->executor, error) && comm_ok(loop->comm, error);
 }
 
 /* The location of a step's NaN: in its data, or in the model's results. text "": none on this

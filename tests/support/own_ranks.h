@@ -5,7 +5,7 @@
 #include "check.h"
 #include "process.h"
 
-enum { MOST_RANKS = 8 };
+enum { MOST_RANKS = 16 };
 
 typedef struct Ranks {
     Process processes[MOST_RANKS];

@@ -240,3 +240,19 @@ void ring_gradient(const OpCall *call, const RingKernels *by) {
     void *own = call->out[ATTENTION_GRAD_D_KV];
     add_ring_part(&r, &(RingSum){.sum = m->d_keys_sum[1], .part = own, .last = own}, r.keys);
 }
+
+/* -- Rehearsals ---------------------------------------------------------------------------------------------------- */
+
+/* A rank computes one of its blocks while the next one is in transfer. */
+static void rehearse_block(const OpCall *call) { device_rehearse(call->device, call->node, 1.0 / mesh_size(call->mesh, MESH(AXIS_CP))); }
+static void rehearse_sum(const OpCall *call) { (void)call; }
+
+static const OpKernel block_kernel = {rehearse_block}, sum_kernel = {rehearse_sum};
+static const OpKernel *const rehearsing[OP_COUNT] = {
+    [OP_attention] = &block_kernel, [OP_attention_grad] = &block_kernel, [OP_attention_sum] = &sum_kernel};
+
+void ring_rehearse(const OpCall *call, const RingKernels *by) { ring_attend(call, &(RingKernels){rehearsing, by->compute, by->wide}); }
+
+void ring_rehearse_gradient(const OpCall *call, const RingKernels *by) {
+    ring_gradient(call, &(RingKernels){rehearsing, by->compute, by->wide});
+}

@@ -11,7 +11,10 @@ static const RingKernels by = {gpu_kernels, sizeof(bf16), sizeof(float)};
 static int64_t ring_gpu_workspace(const Graph *graph, const Node *node) { return ring_workspace(graph, node, &by); }
 static int64_t ring_grad_gpu_workspace(const Graph *graph, const Node *node) { return ring_gradient_workspace(graph, node, &by); }
 
-GPU_OP(attention_ring, ring_gpu_workspace) { ring_attend(call, &by); }
-GPU_OP(attention_ring_grad, ring_grad_gpu_workspace) { ring_gradient(call, &by); }
+static void rehearse_gpu(const OpCall *call) { ring_rehearse(call, &by); }
+static void rehearse_grad_gpu(const OpCall *call) { ring_rehearse_gradient(call, &by); }
+
+GPU_OP(attention_ring, ring_gpu_workspace, .rehearse = rehearse_gpu) { ring_attend(call, &by); }
+GPU_OP(attention_ring_grad, ring_grad_gpu_workspace, .rehearse = rehearse_grad_gpu) { ring_gradient(call, &by); }
 
 #endif

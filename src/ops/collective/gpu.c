@@ -106,16 +106,16 @@ static void gather_columns_direct(const OpCall *call) {
     launch_direct_gather(call->device, shape_for(divide_up(columns, direct.windows.size)), &direct);
 }
 
-GPU_OP(all_gather) {
+GPU_OP(all_gather, .rehearse = run_all_gather) {
     if (call->direct) gather_direct(call);
     else collective_all_gather(call, sizeof(bf16), sizeof(float));
 }
-GPU_OP(reduce_scatter) { collective_reduce_scatter(call, sizeof(bf16), sizeof(float)); }
-GPU_OP(gather_columns, collective_columns_workspace) {
+GPU_OP(reduce_scatter, .rehearse = run_reduce_scatter) { collective_reduce_scatter(call, sizeof(bf16), sizeof(float)); }
+GPU_OP(gather_columns, collective_columns_workspace, .rehearse = run_gather_columns) {
     if (call->direct) gather_columns_direct(call);
     else collective_gather_columns(call, sizeof(bf16), sizeof(float));
 }
-GPU_OP(all_reduce) {
+GPU_OP(all_reduce, .rehearse = run_all_reduce) {
     if (call->direct) sum_direct(call);
     else collective_all_reduce(call, sizeof(bf16), sizeof(float));
 }

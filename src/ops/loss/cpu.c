@@ -9,8 +9,6 @@
 #include "ops/linear_gemm.h"
 #include "ops/loss/loss_fp8.h"
 
-enum { PEAK_NUMBERS = 3 };
-
 /* Returns the rows of a chunk: about four million logits; depends only on shapes. */
 static inline int64_t chunk_rows(int64_t rows, int64_t vocabulary, int ranks) {
     return int_min(rows, int_max(16, int_min(1024, ((int64_t)1 << 22) / loss_largest_share(vocabulary, ranks))));
@@ -25,7 +23,7 @@ static int64_t loss_cpu_workspace(const Graph *graph, const Node *node) {
     int64_t rows = graph_rows(graph, node->in[LOSS_X]), vocabulary = graph_rows(graph, node->in[LOSS_W]),
             chunk = chunk_rows_of(graph, node);
     int64_t wide = precision_bytes(graph->precision, TYPE_WIDE), compute = precision_bytes(graph->precision, TYPE_COMPUTE);
-    int64_t peaks = mesh_size(graph->mesh, AXES_TENSOR) * chunk * PEAK_NUMBERS;
+    int64_t peaks = mesh_size(graph->mesh, AXES_TENSOR) * chunk * LOSS_PEAK_NUMBERS;
     return (chunk * vocabulary + rows + peaks) * wide + (node->out[LOSS_D_X] ? chunk * vocabulary * compute : 0);
 }
 
@@ -38,7 +36,7 @@ static int64_t codes_workspace(const Graph *graph, const Node *node) {
 /* For some logits of a row: the largest, the sum of e^(logit - most), and the target's logit, or
  * -infinity without it. */
 typedef struct CpuPeak { W most, sum, picked; } CpuPeak;
-static_assert(sizeof(CpuPeak) == PEAK_NUMBERS * sizeof(W), "ranks exchange it as numbers");
+static_assert(sizeof(CpuPeak) == LOSS_PEAK_NUMBERS * sizeof(W), "ranks exchange it as numbers");
 
 /* Replaces logits by e^(logit - most). */
 static CpuPeak find_peak(W *restrict logits, int64_t target, int64_t vocabulary) {
@@ -123,14 +121,11 @@ static void finish_chunk(const LossChunk *c) {
 
 /* finish_chunk for ranks that divide the vocabulary. `peaks` is [ranks, rows]. */
 static void finish_shared_chunk(const LossChunk *c, const Mesh *mesh, CpuPeak *peaks) {
-    Comm *group = mesh_inner_group(mesh, AXES_TENSOR);
     int size = mesh_size(mesh, AXES_TENSOR);
     CpuPeak *own = peaks + mesh_index(mesh, AXES_TENSOR) * c->rows;
-    int64_t shards[size + 1];
-    for (int i = 0; i <= size; i++) shards[i] = i * c->rows * PEAK_NUMBERS;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++) own[r] = find_peak(c->logits + r * c->vocabulary, c->targets[r] - c->first_token, c->vocabulary);
-    comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, comm_real_type(sizeof(W))));
+    loss_gather_peaks(mesh, peaks, c->rows, comm_real_type(sizeof(W)));
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++) {
         CpuPeak all = merge_peaks(peaks + r, size, c->rows);
@@ -199,7 +194,7 @@ static void add_gradients(const OpCall *call, const LossChunk *c, const LossFp8 
 }
 
 /* Workspace: logits WIDE [chunk, vocabulary], losses WIDE [R], peaks WIDE
- * [ranks, chunk, PEAK_NUMBERS], d_logits COMPUTE [chunk, vocabulary]; in fp8 also their scale and
+ * [ranks, chunk, LOSS_PEAK_NUMBERS], d_logits COMPUTE [chunk, vocabulary]; in fp8 also their scale and
  * quantized values by rows and by columns. */
 static void run_head(const OpCall *call) {
     const LossAttributes *attributes = call->attributes;
@@ -244,8 +239,14 @@ static void run_head(const OpCall *call) {
     *loss += (W)(sum * *scale);
 }
 
-CPU_OP(linear_cross_entropy, loss_cpu_workspace) { run_head(call); }
-CPU_OP(fp8_linear_cross_entropy, codes_workspace) { run_head(call); }
+static void rehearse_head(const OpCall *call) {
+    const LossAttributes *attributes = call->attributes;
+    int64_t chunk = chunk_rows(call->in_shape[LOSS_X][0], attributes->vocabulary, mesh_size(call->mesh, AXES_TENSOR));
+    loss_rehearse(call, chunk, comm_real_type(sizeof(W)));
+}
+
+CPU_OP(linear_cross_entropy, loss_cpu_workspace, .rehearse = rehearse_head) { run_head(call); }
+CPU_OP(fp8_linear_cross_entropy, codes_workspace, .rehearse = rehearse_head) { run_head(call); }
 
 CPU_OP(soft_cap) {
     const W *x = call->in[SOFT_CAP_X], cap = (W)((const SoftCapAttributes *)call->attributes)->cap;

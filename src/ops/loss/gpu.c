@@ -423,7 +423,6 @@ static bool finish_by_clusters(Device *device, const RowLossArguments *rows) {
  * values. `peaks` is scratch [ranks, rows of the chunk]. */
 static void finish_chunk(const OpCall *call, const RowLossArguments *rows, GpuPeak *peaks) {
     const LossAttributes *attributes = call->attributes;
-    Comm *group = mesh_inner_group(call->mesh, AXES_TENSOR);
     int ranks = mesh_size(call->mesh, AXES_TENSOR), rank = mesh_index(call->mesh, AXES_TENSOR);
     LaunchShape shape = {.x = rows->blocks, .threads = loss_threads(call->device)};
     bool capped = rows->cap > 0;
@@ -432,12 +431,10 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, GpuPe
         if (!finish_by_clusters(call->device, rows)) launch_row_loss(call->device, form, shape, rows);
         return;
     }
-    int64_t shards[ranks + 1];
-    for (int i = 0; i <= ranks; i++) shards[i] = i * rows->count * (int64_t)(sizeof(GpuPeak) / sizeof(float));
     SharedLossArguments arguments = {
         .row = *rows, .peaks = peaks, .first = (int32_t)cut_share(attributes->vocabulary, rank, ranks).first, .rank = rank, .ranks = ranks};
     launch_row_peaks(call->device, capped, shape, &arguments);
-    comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, COMM_F32));
+    loss_gather_peaks(call->mesh, peaks, rows->count, COMM_F32);
     launch_shared_row_loss(call->device, form, shape, &arguments);
 }
 
@@ -540,8 +537,14 @@ static void run_head(const OpCall *call) {
         &(AddLossesArguments){.loss = call->out[LOSS_LOSS], .losses = losses, .scale = call->in[LOSS_SCALE], .count = rows});
 }
 
-GPU_OP(linear_cross_entropy, loss_gpu_workspace) { run_head(call); }
-GPU_OP(fp8_linear_cross_entropy, loss_gpu_workspace) { run_head(call); }
+static void rehearse_head(const OpCall *call) {
+    const LossAttributes *attributes = call->attributes;
+    bool coded = call->in[LOSS_X_SCALE];
+    loss_rehearse(call, chunk_rows(call->in_shape[LOSS_X][0], attributes->vocabulary, mesh_size(call->mesh, AXES_TENSOR), coded), COMM_F32);
+}
+
+GPU_OP(linear_cross_entropy, loss_gpu_workspace, .rehearse = rehearse_head) { run_head(call); }
+GPU_OP(fp8_linear_cross_entropy, loss_gpu_workspace, .rehearse = rehearse_head) { run_head(call); }
 
 GPU_OP(soft_cap) {
     const int64_t *shape = call->in_shape[SOFT_CAP_X];

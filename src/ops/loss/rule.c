@@ -126,6 +126,23 @@ static double loss_flops(const Graph *graph, const Node *node) {
     return gemms * 2 * rows * columns * vocabulary;
 }
 
+void loss_gather_peaks(const Mesh *mesh, void *peaks, int64_t rows, CommType type) {
+    Comm *group = mesh_inner_group(mesh, AXES_TENSOR);
+    int ranks = mesh_size(mesh, AXES_TENSOR);
+    int64_t shards[ranks + 1];
+    for (int i = 0; i <= ranks; i++) shards[i] = i * rows * LOSS_PEAK_NUMBERS;
+    comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, type));
+}
+
+void loss_rehearse(const OpCall *call, int64_t chunk, CommType type) {
+    int64_t rows = call->in_shape[LOSS_X][0];
+    for (int64_t first = 0; first < rows; first += chunk) {
+        int64_t count = rows - first < chunk ? rows - first : chunk;
+        device_rehearse(call->device, call->node, (double)count / (double)rows);
+        if (mesh_size(call->mesh, AXES_TENSOR) > 1) loss_gather_peaks(call->mesh, call->workspace, count, type);
+    }
+}
+
 /* Each rank receives three numbers per row. */
 static Traffic loss_traffic(const Graph *graph, const Node *node) {
     double others = mesh_size(graph->mesh, AXES_TENSOR) - 1;

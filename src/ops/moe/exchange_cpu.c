@@ -2,9 +2,9 @@
 #include "backend/cpu/kernel.h"
 #include "ops/moe/moe.h"
 
-CPU_OP(moe_offsets, moe_offsets_workspace) { moe_offsets_run(call); }
-CPU_OP(moe_send) { moe_send_run(call, false, sizeof(T)); }
-CPU_OP(moe_send_back) { moe_send_run(call, true, sizeof(T)); }
+CPU_OP(moe_offsets, moe_offsets_workspace, .rehearse = moe_offsets_rehearse) { moe_offsets_run(call); }
+CPU_OP(moe_send, .rehearse = run_moe_send) { moe_send_run(call, false, sizeof(T)); }
+CPU_OP(moe_send_back, .rehearse = run_moe_send_back) { moe_send_run(call, true, sizeof(T)); }
 
 CPU_OP(moe_arrivals) {
     int64_t ranks = call->in_shape[MOE_ARRIVALS_OFFSETS][0], row = call->in_shape[MOE_ARRIVALS_OFFSETS][1];

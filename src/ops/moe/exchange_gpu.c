@@ -48,9 +48,9 @@ KERNEL(moe_arrivals, MoeArrivalsArguments) {
 
 LAUNCHER(moe_arrivals, MoeArrivalsArguments)
 
-GPU_OP(moe_offsets, moe_offsets_workspace) { moe_offsets_run(call); }
-GPU_OP(moe_send) { moe_send_run(call, false, sizeof(bf16)); }
-GPU_OP(moe_send_back) { moe_send_run(call, true, sizeof(bf16)); }
+GPU_OP(moe_offsets, moe_offsets_workspace, .rehearse = moe_offsets_rehearse) { moe_offsets_run(call); }
+GPU_OP(moe_send, .rehearse = run_moe_send) { moe_send_run(call, false, sizeof(bf16)); }
+GPU_OP(moe_send_back, .rehearse = run_moe_send_back) { moe_send_run(call, true, sizeof(bf16)); }
 
 GPU_OP(moe_arrivals) {
     const MoeArrivalsAttributes *attributes = call->attributes;

@@ -24,8 +24,9 @@ ExpertExchange op_moe_exchange(Graph *graph, const Dispatch *dispatch) {
         .local = {.slot = graph_activation(graph, TYPE_INT32, arrivals, 1, "slot"),
             .offset = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &offsets, "offset"),
             .rows = dispatch->rows}};
+    MoeOffsetsAttributes own_slots = {.slots = graph_elements(graph, dispatch->slot)};
     graph_node(graph, OP_moe_offsets, (Inputs){[MOE_OFFSETS_OFFSET] = dispatch->offset},
-        (Outputs){[MOE_OFFSETS_OFFSETS] = exchange.offsets}, NULL, 0);
+        (Outputs){[MOE_OFFSETS_OFFSETS] = exchange.offsets}, &own_slots, sizeof own_slots);
     MoeArrivalsAttributes attributes = {.first = mesh_index(graph->mesh, AXES_EXPERTS) * own};
     graph_node(graph, OP_moe_arrivals, (Inputs){[MOE_ARRIVALS_OFFSETS] = exchange.offsets},
         (Outputs){[MOE_ARRIVALS_SLOT] = exchange.local.slot, [MOE_ARRIVALS_OFFSET] = exchange.local.offset}, &attributes,
@@ -77,6 +78,14 @@ void moe_offsets_run(const OpCall *call) {
     comm_wait(group, comm_all_gather(group, "expert offsets", gathered, shards, COMM_U8));
     device_download(call->device, call->out[MOE_OFFSETS_OFFSETS], gathered, ranks * bytes);
     if (!comm_ok(group, &error)) memset(call->out[MOE_OFFSETS_OFFSETS], 0, (size_t)(ranks * bytes));
+}
+
+void moe_offsets_rehearse(const OpCall *call) {
+    int64_t ranks = call->out_shape[MOE_OFFSETS_OFFSETS][0], row = call->out_shape[MOE_OFFSETS_OFFSETS][1];
+    const MoeOffsetsAttributes *attributes = call->attributes;
+    int32_t *offsets = call->out[MOE_OFFSETS_OFFSETS];
+    moe_offsets_run(call);
+    for (int64_t i = 0; i < ranks * row; i++) offsets[i] = (int32_t)(attributes->slots * (i % row) / (row - 1));
 }
 
 /* The slots of a rank for the experts of rank `to`: begin and end. */

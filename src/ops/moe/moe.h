@@ -96,6 +96,7 @@ typedef enum MoeArrivalsOperand {
     MOE_ARRIVALS_SLOT = 0, /* INT32 [arrivals, 1]: by position among arriving rows, -1 for none */
     MOE_ARRIVALS_OFFSET,   /* INT32 [E / n + 1] */
 } MoeArrivalsOperand;
+typedef struct MoeOffsetsAttributes { int64_t slots; } MoeOffsetsAttributes;   /* of this rank, for all experts */
 typedef struct MoeArrivalsAttributes { int64_t first; } MoeArrivalsAttributes; /* first expert of this rank */
 
 /* moe_send sends slots to the ranks of their experts; moe_send_back returns arrived slots to their
@@ -108,5 +109,7 @@ typedef enum MoeSendOperand {
 
 /* The kernels of every back end; `compute` is the bytes of an element of COMPUTE tensors. */
 void moe_offsets_run(const OpCall *call);
+/* OpKernel.rehearse: as if every expert had as many rows. */
+void moe_offsets_rehearse(const OpCall *call);
 int64_t moe_offsets_workspace(const Graph *graph, const Node *node);
 void moe_send_run(const OpCall *call, bool back, size_t compute);

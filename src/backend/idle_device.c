@@ -1,0 +1,97 @@
+/* See idle_device.h. One kernel stands for all: it issues what the real kernel issues (OpKernel.rehearse),
+ * or names its work. Owns the device. */
+#include "backend/idle_device.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "graph/op.h"
+
+typedef struct IdleDevice {
+    Device device; /* first */
+    const OpKernel *const *real;
+    OpKernel stand_ins[OP_COUNT]; /* one per operation, whose place names the operation */
+    const OpKernel *table[OP_COUNT];
+    IdleWork work;
+    void *context;
+    uintptr_t next; /* the next address to allocate */
+} IdleDevice;
+
+/* -- Kernels ------------------------------------------------------------------------------------------------------- */
+
+static void run_rehearsal(const OpCall *call) {
+    if (!call->node) return;
+    const IdleDevice *rehearsal = (const IdleDevice *)call->device;
+    const OpKernel *real = rehearsal->real[call->kernel - rehearsal->stand_ins];
+    if (real->rehearse) real->rehearse(call);
+    else rehearsal->work(rehearsal->context, call->node, 1);
+}
+
+/* -- The device ---------------------------------------------------------------------------------------------------- */
+
+static void close_rehearsal(Device *device) { free(device); }
+static int64_t unknown_memory(const Device *device) { return (void)device, -1; }
+
+static void *allocate_address(Device *device, int64_t bytes, Error *error) {
+    enum { ALIGNMENT = 256 };
+    IdleDevice *rehearsal = (IdleDevice *)device;
+    uintptr_t address = rehearsal->next;
+    (void)error;
+    rehearsal->next += ((uintptr_t)bytes / ALIGNMENT + 1) * ALIGNMENT;
+    return (void *)address;
+}
+static void free_address(Device *device, void *memory, int64_t bytes) { (void)device, (void)memory, (void)bytes; }
+
+static void *allocate_on_host(Device *device, int64_t bytes, Error *error) {
+    (void)device, (void)error;
+    return memory_allocate((size_t)bytes + 1);
+}
+static void free_on_host(Device *device, void *memory, int64_t bytes) {
+    (void)device, (void)bytes;
+    free(memory);
+}
+
+static void fill_nothing(Device *device, void *memory, int byte, int64_t bytes) { (void)device, (void)memory, (void)byte, (void)bytes; }
+static void move_nothing(Device *device, void *to, const void *from, int64_t bytes) { (void)device, (void)to, (void)from, (void)bytes; }
+static void cast_nothing(Device *device, uint16_t *to, const float *from, int64_t count) {
+    (void)device, (void)to, (void)from, (void)count;
+}
+static void cast_nothing_back(Device *device, float *to, const uint16_t *from, int64_t count) {
+    (void)device, (void)to, (void)from, (void)count;
+}
+
+static void name_work(Device *device, int node, double part) {
+    const IdleDevice *rehearsal = (const IdleDevice *)device;
+    if (node) rehearsal->work(rehearsal->context, node, part);
+}
+
+static const DeviceMethods methods = {.close = close_rehearsal,
+    .available = unknown_memory,
+    .allocate = allocate_address,
+    .free = free_address,
+    .allocate_host = allocate_on_host,
+    .free_host = free_on_host,
+    .fill = fill_nothing,
+    .upload = move_nothing,
+    .download = move_nothing,
+    .copy = move_nothing,
+    .cast_to_bf16 = cast_nothing,
+    .cast_to_float = cast_nothing_back,
+    .rehearse = name_work};
+
+Backend idle_device_open(const Backend *real, IdleWork work, void *context) {
+    const uintptr_t first = (uintptr_t)1 << 40; /* an address that no process has */
+    IdleDevice *rehearsal = memory_allocate(sizeof *rehearsal);
+    *rehearsal = (IdleDevice){.device = {.info = *device_info(real->device), .methods = &methods},
+        .real = real->kernels,
+        .work = work,
+        .context = context,
+        .next = first};
+    rehearsal->device.info.rehearses = true;
+    rehearsal->device.info.records = false;
+    for (int op = 0; op < OP_COUNT; op++) {
+        rehearsal->stand_ins[op] = (OpKernel){.run = run_rehearsal};
+        rehearsal->table[op] = real->kernels[op] ? &rehearsal->stand_ins[op] : NULL;
+    }
+    return (Backend){&rehearsal->device, rehearsal->table};
+}
