@@ -21,6 +21,8 @@ double cluster_node_bandwidth(const Cluster *cluster, int64_t local) {
     return hardware->switched || hardware->per_node < 2 ? whole : whole * (double)(local - 1) / (hardware->per_node - 1);
 }
 
+double cluster_network_bandwidth(const Cluster *cluster) { return network_part * cluster->hardware.network; }
+
 /* Returns how many ranks of a group share a node. Along an axis whose neighbors are `distance`
  * ranks apart, these are at most per_node / distance. */
 static int64_t local_ranks(const Mesh *mesh, MeshAxes axes, int64_t per_node) {
@@ -40,7 +42,7 @@ double cluster_seconds(const Cluster *cluster, const Mesh *mesh, const Traffic *
      * each rank sends through its own card. */
     double outside = traffic->pairwise ? (double)(ranks - local) / others : (double)ranks / others * (nodes - 1) / nodes / (double)local;
     if (local > 1) inside = traffic->bytes / cluster_node_bandwidth(cluster, local);
-    if (nodes > 1) between = traffic->bytes * outside / (network_part * cluster->hardware.network);
+    if (nodes > 1) between = traffic->bytes * outside / cluster_network_bandwidth(cluster);
     return fmax(inside, between) + ceil(traffic->bytes / bucket) * (cluster->hardware.latency + node_latency * log2(nodes));
 }
 

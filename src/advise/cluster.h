@@ -14,6 +14,8 @@ typedef struct Cluster {
 
 /* Returns the bytes/s that a GPU sends inside a node in a collective of `local` of its GPUs. */
 double cluster_node_bandwidth(const Cluster *cluster, int64_t local);
+/* Returns the bytes/s that a GPU sends to other nodes. */
+double cluster_network_bandwidth(const Cluster *cluster);
 /* Returns the seconds of this traffic if every rank of the mesh sends it to the others of its
  * group. Consecutive ranks share a node. */
 double cluster_seconds(const Cluster *cluster, const Mesh *mesh, const Traffic *traffic);

@@ -12,8 +12,8 @@
 #include "base/scope.h"
 #include "config/layout_rules.h"
 
-static const double skew = 0.03;  /* fraction of compute time that ranks wait for the slowest rank (docs/forecast.md) */
-static const double hidden = 0.5; /* fraction of the exchange of gradients and weights that compute hides, if there is enough compute */
+const double forecast_skew = 0.03; /* fraction of compute time that ranks wait for the slowest rank (docs/forecast.md) */
+static const double hidden = 0.5;  /* fraction of the exchange of gradients and weights that compute hides, if there is enough compute */
 
 /* -- A microbatch -------------------------------------------------------------------------------------------------- */
 
@@ -78,13 +78,15 @@ double forecast_update(const Graph *graph, const Parameter *p, const OptimizerCo
     return flops / rates->muon + bytes / rates->optimizer;
 }
 
-static double optimizer_seconds(const Session *session, const Rates *rates) {
+double forecast_rank_update(const Session *session, int parameter, const Rates *rates) {
     const Graph *graph = session->training.model.graph;
+    const Parameter *p = &graph->parameters[parameter];
+    return forecast_update(graph, p, &session->config->optimizer, rates) / sharing_ranks(session, p);
+}
+
+static double optimizer_seconds(const Session *session, const Rates *rates) {
     double seconds = 0;
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        seconds += forecast_update(graph, p, &session->config->optimizer, rates) / sharing_ranks(session, p);
-    }
+    for (int i = 0; i < session->training.model.graph->parameter_count; i++) seconds += forecast_rank_update(session, i, rates);
     return seconds;
 }
 
@@ -169,7 +171,7 @@ static void finish_forecast(Forecast *forecast, const Config *config, const Clus
     double count = (double)forecast->microbatches, stages = (double)config->layout.pp;
     forecast->memory.total += (int64_t)cluster->hardware.runtime;
     forecast->fits = cluster->hardware.memory <= 0 || (double)forecast->memory.total <= cluster->hardware.memory;
-    if (cluster->gpus > 1) forecast->waits += skew * count * forecast->work.total;
+    if (cluster->gpus > 1) forecast->waits += forecast_skew * count * forecast->work.total;
     forecast->bubble *= count * forecast->work.total + forecast->waits;
     forecast->step =
         count * forecast->work.total + forecast->work.once + forecast->waits + forecast->bubble + forecast->optimizer + forecast->exposed;

@@ -22,6 +22,10 @@ ExchangeTimes forecast_exchange(
 /* Returns the seconds in which one rank makes all of a parameter's update. */
 double forecast_update(const Graph *graph, const Parameter *parameter, const OptimizerConfig *config, const Rates *rates);
 
+/* Returns the seconds of the part of a parameter's update that the session's rank makes. */
+double forecast_rank_update(const Session *session, int parameter, const Rates *rates);
+extern const double forecast_skew; /* fraction of compute time that ranks wait for the slowest rank */
+
 /* Returns the configuration of a rank under the layout: as many copies of the model as the GPUs
  * allow, and a step of whole rounds of microbatches. *microbatches is the number that each rank
  * runs. */

@@ -109,8 +109,10 @@ Work work_of_node(const Graph *graph, const Node *node) {
         work.gemm = head_gemm_shape(graph, node);
         break;
     case OP_attention:
+    case OP_attention_ring:
     case OP_attention_grad:
-        work.class = node->op == OP_attention ? WORK_ATTENTION : WORK_ATTENTION_GRADIENT;
+    case OP_attention_ring_grad:
+        work.class = node->op == OP_attention || node->op == OP_attention_ring ? WORK_ATTENTION : WORK_ATTENTION_GRADIENT;
         work.length = spec->length;
         work.padding = (double)(work_head_width(spec->heads.qk_dim) + work_head_width(spec->heads.v_dim)) /
                        (double)(spec->heads.qk_dim + spec->heads.v_dim);

@@ -4,6 +4,7 @@
 
 #include "advise/forecast.h"
 #include "advise/settings.h"
+#include "advise/simulate.h"
 #include "app/command.h"
 #include "base/scope.h"
 #include "config/layout_rules.h"
@@ -11,10 +12,10 @@
 #include "run/phases.h"
 
 typedef struct ForecastOptions {
-    const char *gpu, *bench;
+    const char *gpu, *bench, *topology;
     int64_t gpus, per_node;
     int zero; /* 0: the best; otherwise stage + 1 */
-    bool search;
+    bool search, simulate;
     Config config; /* from CONFIG */
 } ForecastOptions;
 
@@ -27,13 +28,25 @@ static const Option rows[] = {
         zero, "best", "best|0|1|2|3", "ZeRO stage: 1 shards master weights and optimizer state, 2 also gradients, 3 also weights"),
     BOOL_OPTION(search, "true",
         "also choose batch.sequences, recompute, and each of layout.tp, pp, cp and ep that is 1; false: use the configuration's"),
+    BOOL_OPTION(simulate, "false", "also execute a step of all ranks on a virtual clock, and check the order of their collectives"),
+    STRING_OPTION(topology, "", "", "YAML of the cluster's links and network, a slow node and a lost rank (docs/forecast.md)"),
     STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, to replace the rates of the built-in table"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
 
+/* Simulates the forecast layout and prints the result. */
+static bool print_simulation(
+    const Forecast *forecast, const Config *config, const Cluster *cluster, const Topology *topology, FILE *file, Error *error) {
+    SCOPED(simulation_free) SimulatedRun simulation;
+    if (!simulate_layout(&simulation, config, cluster, topology, &forecast->layout, error)) return false;
+    simulation_print(&simulation, forecast, config, cluster, topology, file);
+    return true;
+}
+
 /* Prints one page per phase of a mixture, or a single page. */
-static bool print_forecast_phases(const ForecastOptions *options, const Cluster *cluster, FILE *file, bool *fits, Error *error) {
+static bool print_forecast_phases(
+    const ForecastOptions *options, const Cluster *cluster, const Topology *topology, FILE *file, bool *fits, Error *error) {
     SCOPED(phases_close) Phases phases = {0};
     *fits = true;
     if (!phases_open(&phases, &options->config, error)) return false;
@@ -51,6 +64,7 @@ static bool print_forecast_phases(const ForecastOptions *options, const Cluster 
         if (phases.items[i].name) fprintf(file, "%sphase %d, %s\n\n", i ? "\n" : "", i + 1, phases.items[i].name);
         forecast_print(search.found, config, cluster, file);
         if (options->search) forecast_print_search(&search, config, file);
+        if (options->simulate && !print_simulation(search.found, config, cluster, topology, file, error)) return false;
         *fits = *fits && search.found->fits;
     }
     return true;
@@ -70,10 +84,12 @@ static bool run_forecast(Invocation *invocation, Error *error) {
     cluster.per_node = options->per_node ? options->per_node : cluster.hardware.per_node;
     if (!cluster.gpus) cluster.gpus = *options->gpu ? cluster.hardware.per_node : 1;
     if (*options->bench) cluster.measured = &measured;
+    Topology topology;
+    if (!topology_read(&topology, options->topology, &cluster, error)) return false;
     SCOPED(command_page_print) CommandPage page;
     command_page_open(&page);
     bool fits;
-    if (!print_forecast_phases(options, &cluster, page.file, &fits, error)) return false;
+    if (!print_forecast_phases(options, &cluster, &topology, page.file, &fits, error)) return false;
     return fits || error_set(error, ERROR_MEMORY, "none of the tried layouts fits: set a larger gpus, or use GPUs with more memory%s",
                        options->search ? "" : ", or set search=true");
 }

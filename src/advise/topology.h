@@ -1,0 +1,41 @@
+/* A description of a cluster: nodes, links, network, and what is wrong with it. Read from a small
+ * YAML file by a table of options (docs/forecast.md has examples). */
+#pragma once
+
+#include "advise/cluster.h"
+#include "base/options.h"
+
+typedef enum TopologyLinks { LINKS_USUAL, LINKS_MESH, LINKS_SWITCH } TopologyLinks;
+
+typedef struct Topology {
+    struct {
+        int64_t gpus;
+        int links;            /* TopologyLinks */
+        double rate, latency; /* GB/s of a GPU inside the node in large collectives; seconds */
+    } node;
+    struct {
+        double card;   /* GB/s */
+        int64_t cards; /* per node */
+        bool rails;    /* a card reaches only the cards of equal number without the spine */
+        double spine;  /* part of the cards' rate that the spine has for traffic between rails */
+    } network;
+    struct {
+        int64_t node;  /* -1: none */
+        double factor; /* of its compute time */
+    } slow;
+    struct {
+        int64_t rank, step;   /* -1: none; steps since the last checkpoint, -1: half of checkpoint.every */
+        double detect, start; /* seconds until the loss is noticed; of starting the processes again */
+    } lost;
+    double storage; /* GB/s that a node reads of checkpoints */
+} Topology;
+
+extern const OptionTable topology_table;
+
+/* Sets the defaults and reads `path`; "": defaults alone. Completes the topology from the cluster,
+ * and gives the cluster the topology's nodes and links. `strings` owns nothing that the topology
+ * refers to. ERROR_USAGE. */
+bool topology_read(Topology *topology, const char *path, Cluster *cluster, Error *error);
+
+/* Returns the seconds in which rank `from` sends `bytes` to rank `to`. */
+double topology_message_seconds(const Topology *topology, const Cluster *cluster, int64_t from, int64_t to, double bytes);
