@@ -111,6 +111,15 @@ ExchangeTimes forecast_exchange(
                                                                       (count - reduces) * exposed_part(gather, backward)};
 }
 
+/* Returns the part of offload's copies that nothing hides. A step copies all state in host memory to
+ * the device and back, in both directions at once: during the update, and the backward pass if it
+ * makes the updates. */
+static double exposed_copies(const Session *session, const Budget *memory, const Hardware *hardware, double update, double backward) {
+    const double usable = 0.8; /* of the link's rate; not measured */
+    double beside = session->layout->in_backward ? update + backward : update;
+    return hardware->host_link > 0 ? fmax(0, (double)memory->hosted / (usable * hardware->host_link) - beside) : 0;
+}
+
 /* -- Layouts ------------------------------------------------------------------------------------------------------- */
 
 Config forecast_apply(const Config *config, const ForecastLayout *layout) {
@@ -159,6 +168,7 @@ static void add_stage(Forecast *forecast, const Session *session, const Cluster 
             session->training.plan.flops * count * (pipeline ? stage_flops(pipeline, like) / stage_flops(pipeline, stage) : 1);
     forecast->optimizer = fmax(forecast->optimizer, optimizer);
     forecast->exposed = fmax(forecast->exposed, exchange.exposed);
+    forecast->offload = fmax(forecast->offload, exposed_copies(session, &memory, &cluster->hardware, optimizer, backward));
     if (stage > 0 && program.work.total + program.waits <= forecast->work.total + forecast->waits / count) return;
     forecast->work = program.work;
     forecast->waits = count * program.waits;
@@ -173,8 +183,8 @@ static void finish_forecast(Forecast *forecast, const Config *config, const Clus
     forecast->fits = cluster->hardware.memory <= 0 || (double)forecast->memory.total <= cluster->hardware.memory;
     if (cluster->gpus > 1) forecast->waits += forecast_skew * count * forecast->work.total;
     forecast->bubble *= count * forecast->work.total + forecast->waits;
-    forecast->step =
-        count * forecast->work.total + forecast->work.once + forecast->waits + forecast->bubble + forecast->optimizer + forecast->exposed;
+    forecast->step = count * forecast->work.total + forecast->work.once + forecast->waits + forecast->bubble + forecast->optimizer +
+                     forecast->offload + forecast->exposed;
     forecast->tokens_per_second = forecast->tokens / forecast->step / (double)cluster->gpus;
     double busy = forecast->tokens / (double)config->batch.tokens; /* copies without a microbatch compute nothing */
     forecast->flops *= busy / (stages * forecast->step);

@@ -26,6 +26,7 @@ typedef struct Forecast {
     bool fits;
     WorkTimes work;           /* of a microbatch, of the stage with the longest compute */
     double optimizer;         /* seconds per step */
+    double offload;           /* seconds per step of copies between device and host memory beyond the work that they overlap */
     double bubble;            /* seconds per step in which that stage waits for other stages */
     double waits;             /* seconds per step that collectives inside programs take beyond the concurrent compute */
     double exposed;           /* the same for gradients and weights */

@@ -135,6 +135,7 @@ static double group_sharing_ranks(const Layout *layout, const ParameterGroup *gr
 /* Returns the bytes of weights, masters, gradients and moments. Data that is gathered, summed or
  * updated bucket by bucket counts as its largest bucket. */
 static double parameter_bytes(const ProgramSums *share, const Layout *layout, Precision precision) {
+    const OptimizerOffload *offload = &layout->shard.offload;
     double all = 0, weights = 0, gradients = 0,
            cast = (double)precision_weight_offset(precision, precision_alignment(precision)) / (double)precision_alignment(precision);
     bool copies = (layout->stage || precision == PRECISION_BF16) && !layout->gathers_masters; /* weights have their own arena */
@@ -142,7 +143,8 @@ static double parameter_bytes(const ProgramSums *share, const Layout *layout, Pr
         const ParameterGroup *group = &share->groups[i];
         double ranks = group_sharing_ranks(layout, group), trained = group->frozen ? 0 : group->bytes;
         if (copies || (layout->gathers_masters && group->frozen)) all += cast * group->bytes / (layout->shard.local_weights ? ranks : 1);
-        all += trained / ranks + group->moments / ranks;
+        if (group->vectors || !offload->portion_bytes) all += group->moments / ranks;
+        if (group->vectors || !offload->masters) all += trained / ranks;
         if (!layout->in_backward) all += trained / (layout->shard.local_gradients ? ranks : 1);
         else if (!group->frozen) gradients = fmax(gradients, group->largest);
         if (ranks > 1 && layout->shard.local_weights) weights = fmax(weights, cast * group->largest);
@@ -224,6 +226,7 @@ ForecastBound forecast_bound(const SmallPrograms *small, const Config *config, c
         .microbatches = (int)microbatches};
     Mesh mesh = layout_mesh_of(&rank, (int)cluster->gpus);
     Layout empty = layout_empty(&mesh, &config->optimizer, &rank.layout, config->precision);
+    if (config->offload != OFFLOAD_NONE && !cluster->hardware.host_memory) layout_offload(&empty, config->precision, 1);
     double count = (double)microbatches, update = 0;
     ProgramSums share = program_share(small, (double)layers, shape.stages);
     ExchangeTimes exchange = time_groups(&share, &empty, config->precision, cluster, count);

@@ -26,6 +26,8 @@ static void print_forecast_memory(const Forecast *forecast, const Hardware *hard
         log_format_bytes((double)rows[i].bytes, text);
         fprintf(file, "  %-28s %12s %6.1f%%\n", rows[i].name, text, 100 * (double)rows[i].bytes / (double)m->total);
     }
+    log_format_bytes((double)m->hosted, text);
+    if (m->hosted) fprintf(file, "  %-28s %12s  pinned, for offload=optimizer\n", "host memory", text);
     log_format_bytes(hardware->memory, text);
     fprintf(file, "  %-28s %12s %s\n\n", "the processor has", text, forecast->fits ? "" : "  it does not fit");
 }
@@ -41,6 +43,7 @@ static void print_forecast_time(const Forecast *forecast, FILE *file) {
         print_time_row(file, work_class_name(class), count * forecast->work.seconds[class], forecast->step);
     print_time_row(file, "weights to fp8, once a step", forecast->work.once, forecast->step);
     print_time_row(file, "optimizer", forecast->optimizer, forecast->step);
+    print_time_row(file, "copies of offload, not hidden", forecast->offload, forecast->step);
     print_time_row(file, "waiting for collectives", forecast->waits, forecast->step);
     print_time_row(file, "pipeline bubble", forecast->bubble, forecast->step);
     print_time_row(file, "gradients and weights, not hidden", forecast->exposed, forecast->step);

@@ -48,20 +48,23 @@
 #define FP8(peak) .peak_fp8 = peak * TERA
 #define MEMORY(size, peak, best) .memory = size * GIBI, .bandwidth = peak * TERA, .best_bandwidth = best * TERA
 #define LINKS(peak, best, cards) .link = peak * GIGA, .best_link = best * GIGA, .network = cards * GIGA
+#define HOST(rate) .host_link = rate * GIGA
 #define PLATEAU(gigaflop) .plateau = gigaflop * GIGA
 
 static const Hardware table[] = {
-    {AMD("mi250", "MI250 (one of two dies)", "gfx90a"), CORES(104, 256, 128, 64), FLOPS(181.05, 0), MEMORY(64, 1.6384, 0),
+    {AMD("mi250", "MI250 (one of two dies)", "gfx90a"), CORES(104, 256, 128, 64), FLOPS(181.05, 0), MEMORY(64, 1.6384, 0), HOST(31.5),
         LINKS(150, 0, 12.5)},
-    {AMD("mi300x", "MI300X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 708), FP8(2614.9), MEMORY(192, 5.3, 4.33),
+    {AMD("mi300x", "MI300X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 708), FP8(2614.9), MEMORY(192, 5.3, 4.33), HOST(63),
         LINKS(448, 315, 50), PLATEAU(200)},
-    {AMD("mi325x", "MI325X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 843), FP8(2614.9), MEMORY(256, 6, 0), LINKS(448, 0, 50),
-        PLATEAU(200)},
-    {AMD("mi355x", "MI355X", "gfx950"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), FP8(5033.2), MEMORY(288, 8, 0), LINKS(537.6, 0, 50)},
-    {NVIDIA("a100", "A100 80GB SXM", "sm_80"), CORES(108, 128, 256, 64), FLOPS(312, 0), MEMORY(80, 2.039, 0), LINKS(300, 0, 25)},
+    {AMD("mi325x", "MI325X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 843), FP8(2614.9), MEMORY(256, 6, 0), HOST(63),
+        LINKS(448, 0, 50), PLATEAU(200)},
+    {AMD("mi355x", "MI355X", "gfx950"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), FP8(5033.2), MEMORY(288, 8, 0), HOST(63),
+        LINKS(537.6, 0, 50)},
+    {NVIDIA("a100", "A100 80GB SXM", "sm_80"), CORES(108, 128, 256, 64), FLOPS(312, 0), MEMORY(80, 2.039, 0), HOST(31.5),
+        LINKS(300, 0, 25)},
     {NVIDIA("h100", "H100 80GB SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 782), FP8(1978.9), MEMORY(79.2, 3.35, 2.98),
-        LINKS(450, 290, 50), PLATEAU(100), .source = RATES_MEASURED},
-    {NVIDIA("h200", "H200 SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), FP8(1978.9), MEMORY(139.8, 4.8, 4.19),
+        HOST(63), LINKS(450, 290, 50), PLATEAU(100), .source = RATES_MEASURED},
+    {NVIDIA("h200", "H200 SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), FP8(1978.9), MEMORY(139.8, 4.8, 4.19), HOST(63),
         LINKS(450, 290, 50), PLATEAU(100)},
     /* One measured core of Intel's Sapphire Rapids: peak of the fp32 FMA, a bf16 GEMM computed in
      * fp32, a copy. */

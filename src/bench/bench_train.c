@@ -115,6 +115,7 @@ static void fill_inputs(const Session *session) {
 /* Call close_session whether it succeeds or fails. */
 static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulation, Error *error) {
     if (!plan_microbatch(trainer, &trainer->session, &trainer->config, sequences, accumulation, error) ||
+        !session_check_host_memory(&trainer->session, comm_local_size(trainer->comm), error) ||
         !session_start(&trainer->session, trainer->comm, error))
         return false;
     Fp8Use use = fp8_count_use(trainer->session.training.model.graph, &trainer->config.model);

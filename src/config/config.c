@@ -95,6 +95,10 @@ static const Option rows[] = {
         "activations to recompute in the backward pass, which saves memory, costs time and keeps the bits; auto: the least that fits in "
         "memory",
         FREE),
+    CHOICE_OPTION(offload, "none", "none|optimizer",
+        "optimizer: keep the optimizer state and the master weights of matrices in pinned host memory; each update copies them through two "
+        "device buffers; saves device memory, costs time and keeps the bits",
+        FREE),
     CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN or infinity: report the tensor and stop, or skip the update", CHANGES),
     CHOICE_OPTION(plan, "false", "false|true|program",
         "print memory, speed and settings (program: also every operation), and exit before allocating", ONCE),

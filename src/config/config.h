@@ -237,6 +237,8 @@ typedef struct ResumeConfig { const char *accept; } ResumeConfig;
 /* recompute=auto, before a run's memory is known (session/fit.h). */
 enum { RECOMPUTE_AUTO = 4 };
 
+/* What is kept in host memory while it is not in use. */
+typedef enum OffloadChoice { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
 typedef enum PlanChoice { PLAN_NONE, PLAN_PAGE, PLAN_PROGRAM } PlanChoice;
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
@@ -257,6 +259,7 @@ typedef struct Config {
     int device;    /* DeviceKind */
     int precision; /* Precision */
     int recompute; /* RecomputePolicy of graph/graph.h, or RECOMPUTE_AUTO */
+    int offload;   /* OffloadChoice */
     int on_nan;
     bool exact, exact_gemm, tensorboard;
     int plan; /* PlanChoice */

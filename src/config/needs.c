@@ -97,6 +97,8 @@ CONDITION(is_exact_in_layout, !config->exact || (config->layout.tp <= 1 && confi
 CONDITION(is_exact_in_head, !config->exact || config->model.logit_cap == 0)
 
 CONDITION(ends_later, config->stop_at <= config->steps)
+CONDITION(has_device_memory, !facts->has_cpu)
+CONDITION(keeps_whole_state, config->offload == OFFLOAD_NONE)
 CONDITION(multiplies_bf16, facts->has_cpu && config->precision != PRECISION_FP32 && config->precision != PRECISION_FP64)
 CONDITION(keeps_quantized, facts->has_rounds)
 CONDITION(has_bucket, facts->has_bucket)
@@ -142,6 +144,8 @@ static const Need rows[] = {
     {"profile", "plan=false", trains, WARN},
     {"dump", TEXT_ONLY, is_text, REFUSE},
     {"dump", "plan=false", trains, WARN},
+    {"dump", "offload=none", keeps_whole_state, REFUSE},
+    {"offload", "a device with memory of its own, not a CPU", has_device_memory, START},
 
     {"metrics.every", "metrics.file, metrics.otlp or the server of a TrainJob", exports, WARN},
 

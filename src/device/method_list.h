@@ -13,8 +13,8 @@ METHOD(int64_t, available, (const Device *device), (device))
 METHOD(void *, allocate, (Device *device, int64_t bytes, Error *error), (device, bytes, error))
 /* Accepts NULL. */
 METHOD(void, free, (Device *device, void *memory, int64_t bytes), (device, memory, bytes))
-/* Allocates host memory that the device accesses directly (pinned; on the CPU plain memory). It may
- * or may not be zeroed. An upload from it may still read it after device_upload returns. Pinning
+/* Allocates zeroed host memory that the device accesses directly (pinned; on the CPU plain memory).
+ * An upload from it may still read it after device_upload returns. Pinning
  * many gigabytes takes seconds. NULL with ERROR_MEMORY. */
 METHOD(void *, allocate_host, (Device *device, int64_t bytes, Error *error), (device, bytes, error))
 METHOD(void, free_host, (Device *device, void *memory, int64_t bytes), (device, memory, bytes))
@@ -34,7 +34,13 @@ METHOD(void, upload, (Device *device, void *to, const void *from, int64_t bytes)
 METHOD(void, download, (Device *device, void *to, const void *from, int64_t bytes), (device, to, from, bytes))
 /* Copies within the device; the ranges must not overlap. */
 METHOD(void, copy, (Device *device, void *to, const void *from, int64_t bytes), (device, to, from, bytes))
-/* Waits for all work queued so far. */
+/* Copy between device memory and memory of allocate_host, in order with the other work of the stream;
+ * the caller may change or free either only after an event behind the copy. */
+METHOD(void, stream_upload, (Device *device, void *to, const void *from, int64_t bytes, DeviceStream *stream),
+    (device, to, from, bytes, stream))
+METHOD(void, stream_download, (Device *device, void *to, const void *from, int64_t bytes, DeviceStream *stream),
+    (device, to, from, bytes, stream))
+/* Waits for all work queued so far on the device's own stream. */
 OPTIONAL(void, synchronize, (Device *device), (device), (void)0)
 
 /* -- Memory that devices of one machine share ----------------------------------------------------------------------- */

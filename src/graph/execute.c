@@ -59,6 +59,15 @@ const Backend *executor_backend(const Executor *executor) { return &executor->ba
 const Graph *executor_graph(const Executor *executor) { return executor->graph; }
 void *executor_arena(const Executor *executor, Arena arena) { return executor->arena[arena]; }
 
+bool executor_hosts_master(const Executor *executor, int64_t offset) {
+    return executor->bytes[ARENA_HOST_MASTER] && offset >= executor->bytes[ARENA_MASTER];
+}
+
+void *executor_master(const Executor *executor, int64_t offset) {
+    if (!executor_hosts_master(executor, offset)) return (char *)executor->arena[ARENA_MASTER] + offset;
+    return (char *)executor->arena[ARENA_HOST_MASTER] + offset - executor->bytes[ARENA_MASTER];
+}
+
 static bool has_slots(Arena arena) { return arena == ARENA_INPUT || arena == ARENA_HOST || arena == ARENA_STASH; }
 
 /* Returns the offset of the slot's copy of an arena. */
@@ -203,14 +212,16 @@ static bool check_kernels(const Executor *executor, Error *error) {
     return true;
 }
 
+static bool is_pinned_arena(Arena arena) { return arena == ARENA_HOST || arena == ARENA_HOST_MASTER; }
+
 static void *allocate_arena(const Executor *executor, Arena arena, Error *error) {
     Device *device = executor->backend.device;
     int64_t bytes = executor->bytes[arena];
-    return arena == ARENA_HOST ? device_allocate_host(device, bytes, error) : device_allocate(device, bytes, error);
+    return is_pinned_arena(arena) ? device_allocate_host(device, bytes, error) : device_allocate(device, bytes, error);
 }
 
 static void free_arena(const Executor *executor, Arena arena) {
-    (arena == ARENA_HOST ? device_free_host : device_free)(executor->backend.device, executor->arena[arena], executor->bytes[arena]);
+    (is_pinned_arena(arena) ? device_free_host : device_free)(executor->backend.device, executor->arena[arena], executor->bytes[arena]);
 }
 
 static bool map_arenas(Executor *executor, void *const *shared, Error *error) {

@@ -25,8 +25,8 @@ const char *precision_name(Precision precision) {
 }
 
 const char *arena_name(Arena arena) {
-    static const char *const names[ARENA_COUNT] = {
-        "inputs", "constants", "weights", "master", "gradients", "metrics", "state", "quantized", "host", "activations", "stash"};
+    static const char *const names[ARENA_COUNT] = {"inputs", "constants", "weights", "master", "gradients", "metrics", "state", "quantized",
+        "master weights in host memory", "host", "activations", "stash"};
     return names[arena];
 }
 

@@ -70,17 +70,18 @@ static inline int64_t precision_weight_offset(Precision precision, int64_t offse
 static inline int64_t precision_alignment(Precision precision) { return 64 * precision_state_bytes(precision, TYPE_COMPUTE); }
 
 typedef enum Arena {
-    ARENA_INPUT,      /* written by the caller before a run */
-    ARENA_CONSTANT,   /* written once, by nodes without inputs, when the executor is created */
-    ARENA_WEIGHT,     /* matrix parameters in the COMPUTE type; the master arena itself if the types agree */
-    ARENA_MASTER,     /* every parameter except frozen matrices, in its state dtype; vectors are read from here */
-    ARENA_GRADIENT,   /* the same types and offsets as MASTER; zeroed at the start of a step, then added to */
-    ARENA_METRIC,     /* WIDE accumulators (losses, loads); zeroed at the start of a step */
-    ARENA_STATE,      /* lives from run to run: caches of generation */
-    ARENA_QUANTIZED,  /* quantized values and scales of frozen matrices (Parameter.quantization), written when weights are loaded */
-    ARENA_HOST,       /* pinned host memory that nodes write and that host and device read: sizes known only at run time */
-    ARENA_ACTIVATION, /* planned: alive from its producer to its last reader, whose output may reuse the memory */
-    ARENA_STASH,      /* planned: tensors that one part of a pipeline's program leaves to another, once per slot */
+    ARENA_INPUT,       /* written by the caller before a run */
+    ARENA_CONSTANT,    /* written once, by nodes without inputs, when the executor is created */
+    ARENA_WEIGHT,      /* matrix parameters in the COMPUTE type; the master arena itself if the types agree */
+    ARENA_MASTER,      /* every parameter except frozen matrices, in its state dtype; vectors are read from here */
+    ARENA_GRADIENT,    /* the same types and offsets as MASTER; zeroed at the start of a step, then added to */
+    ARENA_METRIC,      /* WIDE accumulators (losses, loads); zeroed at the start of a step */
+    ARENA_STATE,       /* lives from run to run: caches of generation */
+    ARENA_QUANTIZED,   /* quantized values and scales of frozen matrices (Parameter.quantization), written when weights are loaded */
+    ARENA_HOST_MASTER, /* with offload: the bytes of MASTER behind the vectors, in pinned host memory; MASTER has only the vectors */
+    ARENA_HOST,        /* pinned host memory that nodes write and that host and device read: sizes known only at run time */
+    ARENA_ACTIVATION,  /* planned: alive from its producer to its last reader, whose output may reuse the memory */
+    ARENA_STASH,       /* planned: tensors that one part of a pipeline's program leaves to another, once per slot */
     ARENA_COUNT
 } Arena;
 const char *arena_name(Arena arena);
@@ -440,6 +441,10 @@ void executor_zero(Executor *executor);
 
 /* Returns the device memory of an arena. */
 void *executor_arena(const Executor *executor, Arena arena);
+/* Returns the address of an offset of MASTER, which with offload may be in host memory, and whether
+ * it is. The device accesses either. */
+void *executor_master(const Executor *executor, int64_t offset);
+bool executor_hosts_master(const Executor *executor, int64_t offset);
 /* Returns the memory of a tensor. INPUT and METRIC tensors are in host memory, written before a run
  * and read after executor_finish. Other tensors are in device memory; activations are valid only
  * while they are alive or kept. */

@@ -264,10 +264,12 @@ void exchange_make_weights(Exchange *exchange, int b) {
     Device *device = device_of(exchange);
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     BucketShard shard = bucket_shard(exchange, bucket);
-    void *master = at_offset(exchange, ARENA_MASTER, shard.local), *weights = weights_at(exchange, b, shard.in_bucket);
+    void *master = executor_master(exchange->executor, shard.local), *weights = weights_at(exchange, b, shard.in_bucket);
     if (exchange->layout->stage >= STAGE_WEIGHTS) weights = local_weights(exchange, bucket, shard.local);
     int64_t count = shard.bytes / (int64_t)sizeof(float);
-    if (weights != master && precision_of(exchange) != PRECISION_BF16) device_copy(device, weights, master, shard.bytes);
+    bool copies = weights != master && precision_of(exchange) != PRECISION_BF16;
+    if (copies && executor_hosts_master(exchange->executor, shard.local)) device_upload(device, weights, master, shard.bytes);
+    else if (copies) device_copy(device, weights, master, shard.bytes);
     else if (weights != master) device_cast_to_bf16(device, weights, master, count);
     exchange_send_weights(exchange, b);
 }

@@ -227,7 +227,10 @@ static int64_t place_packed(LayoutBucket *bucket, int64_t end) {
 static void place_local(Layout *layout, int64_t alignment) {
     LayoutBucket *bucket = layout->buckets, *last = layout->buckets + layout->bucket_count;
     int64_t end = 0;
-    for (; bucket < last && !bucket->frozen; bucket++) end = place_shard(bucket, end, alignment);
+    for (; bucket < last && !bucket->frozen; bucket++) {
+        end = place_shard(bucket, end, alignment);
+        if (bucket->vectors) layout->shard.offload.resident = round_up(end, alignment);
+    }
     layout->shard.bytes = round_up(end, alignment);
     if (layout->stage < 3) return;
     end = layout->gathers_masters ? 0 : layout->shard.bytes;
@@ -331,6 +334,11 @@ Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const Layo
     layout->shard.bucket_count = layout->bucket_count;
     for (int b = 0; b < layout->bucket_count; b++) append_intervals(layout, graph, b);
     return layout;
+}
+
+void layout_offload(Layout *layout, Precision precision, int64_t portion_bytes) {
+    layout->shard.offload.portion_bytes = portion_bytes;
+    layout->shard.offload.masters = (layout->stage || precision == PRECISION_BF16) && !layout->gathers_masters;
 }
 
 void layout_free(Layout *layout) {

@@ -97,6 +97,9 @@ Layout layout_empty(const Mesh *mesh, const OptimizerConfig *optimizer, const La
 /* Makes the layout of the graph's parameters for the rank of the graph's mesh, and places the
  * graph. `bucket_bytes` counts gradients. */
 Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes);
+/* Keeps optimizer state, and master weights that the program does not read, in host memory
+ * (OptimizerOffload). Before programs are planned. */
+void layout_offload(Layout *layout, Precision precision, int64_t portion_bytes);
 void layout_free(Layout *layout);
 /* Moves the parameters of another graph of the same model to the layout's offsets. Call it before
  * graph_plan. */

@@ -45,6 +45,16 @@ typedef struct ShardInterval {
     int holders, holder; /* number of ranks that hold the elements, and this rank's index; holder 0 counts them in norms */
 } ShardInterval;
 
+/* Offload: the state of all elements but vectors is in pinned host memory, and so are their master
+ * weights if the program does not read these. An update copies both into one of two buffers in
+ * device memory, portion by portion, and back (offload.c). Vectors are small, and the program reads
+ * their master weights. */
+typedef struct OptimizerOffload {
+    int64_t portion_bytes; /* the most state and master weights of a portion, unless a bucket of Muon has more; 0: no offload */
+    int64_t resident;      /* offsets below are those of vectors */
+    bool masters;          /* master weights from `resident` on are in host memory (optimizer_set_masters) */
+} OptimizerOffload;
+
 /* The elements that an optimizer updates: all that one rank holds. Its master weights and momentum
  * are arenas of `bytes` bytes with offsets of their own, called local. Weights and gradients use
  * the offsets of the whole model, unless they are local too. */
@@ -53,19 +63,28 @@ typedef struct OptimizerShard {
     int interval_count, bucket_count;
     int64_t bytes;
     bool local_weights, local_gradients;
+    OptimizerOffload offload;
 } OptimizerShard;
 
 /* Below, `shard` NULL means everything: one rank, and all offsets are the parameters' offsets. */
 
-/* Return the bytes of state that optimizer_create will allocate, for the memory table, and the
- * bytes of scratch, which is larger on a GPU. */
+/* Return the bytes of state that optimizer_create will allocate, for the memory table; those of them
+ * that offload puts into host memory; and the bytes of scratch and buffers in device memory.
+ * Scratch is larger on a GPU. */
 int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard);
+int64_t optimizer_host_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard);
 int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, const Device *device);
 
 /* Creates an optimizer whose state is zero. Graph and device must outlive it; on a GPU the graph's
  * precision is bf16 or pure_bf16. ERROR_MEMORY if memory is refused. */
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error);
 void optimizer_free(Optimizer *optimizer);
+/* With OptimizerOffload.masters: sets the host memory of the master weights from offset `resident`
+ * on. Update.master and the arenas of master weights below are then those of vectors. */
+void optimizer_set_masters(Optimizer *optimizer, void *masters);
+/* Waits until state and master weights in host memory are those after the latest update. Call it
+ * before the host, or another stream than the optimizer's, reads or writes them. */
+void optimizer_settle(const Optimizer *optimizer);
 
 /* Returns the sum of squares of all gradients except those of load-balancing biases, over the
  * intervals of which this rank is holder 0. The bits do not depend on threads, and on a CPU not on
@@ -103,7 +122,7 @@ void optimizer_set_load_unit(Optimizer *optimizer, double unit);
 typedef void (*OptimizerHook)(void *context, int bucket);
 void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context);
 
-/* The state as named intervals in device memory, for checkpoints: "momentum" for all, "variance" if
+/* The state as named intervals in device or host memory, for checkpoints: "momentum" for all, "variance" if
  * the optimizer keeps one; or quantized values and scales of both. */
 typedef enum StateForm { STATE_WIDE, STATE_QUANTIZED, STATE_SCALES } StateForm; /* in the state dtype; bytes; fp32 */
 typedef struct OptimizerState {
@@ -112,6 +131,7 @@ typedef struct OptimizerState {
     int64_t each; /* elements per number of the state; `elements` consists of multiples of it */
     ParameterInterval elements;
     void *data;
+    bool in_host;        /* `data` is host memory, although the device's memory is not: see optimizer_settle */
     int holders, holder; /* as in ShardInterval */
 } OptimizerState;
 size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size_t capacity); /* returns their number */

@@ -53,6 +53,7 @@ typedef struct Segment {
     int64_t momentum_shift; /* their momentum lies this many bytes after these offsets */
     int bucket, optimizer;  /* an OptimizerName */
     bool primary, pure_bf16;
+    bool hosted;  /* their state is in host memory (OptimizerOffload) */
     int exchange; /* of its matrices, or -1 */
 } Segment;
 
@@ -99,6 +100,7 @@ const OptimKernels *optim_kernels(Precision precision, CpuIsa isa);
 const OptimKernels *optim_best_kernels(Precision precision);
 
 typedef struct OptimBackend OptimBackend;
+typedef struct Offload Offload;
 
 /* The place of an interval's state; -1: it has no such state. */
 typedef struct StatePlace {
@@ -140,6 +142,7 @@ struct Optimizer {
      * and, if the back end reads it, `device_chunks`. */
     void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena, unless moments are quantized */
     QuantizedMoments quantized;          /* one arena, which starts with the momentum */
+    Offload *offload;                    /* NULL: all state is in these arenas; else only that of vectors (offload_internal.h) */
     int64_t momentum_bytes, variance_bytes, coded, muon_bytes, scratch_bytes; /* coded: elements whose moments are quantized */
     PreciseSum *segment_squares; /* of each segment's gradients, or of the latest other sum; a GPU sets only `high` */
     void *partials;              /* one per chunk: PreciseSum; double on a GPU */

@@ -8,6 +8,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "optim/offload_internal.h"
 #include "optim/quantized_moments_internal.h"
 #include "optim/optim_internal.h"
 
@@ -210,6 +211,7 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index, int 
         .optimizer = state_name(&optimizer->config, parameter),
         .primary = interval->holder == 0,
         .pure_bf16 = graph_state_type(optimizer->graph, parameter) == TYPE_COMPUTE,
+        .hosted = offload_hosts(&optimizer->shard.offload, interval->offset),
         .exchange = exchange};
     bool opens = first == 0 || first == optimizer->balance_end || first == optimizer->elements_end;
     if (first == segment.end) return;
@@ -308,6 +310,7 @@ static Optimizer *lay_out_states(
     optimizer->elements_end = optimizer->chunk_count;
     optimizer->element_segments = optimizer->segment_count;
     append_muon_chunks(optimizer);
+    optimizer->offload = offload_lay_out(optimizer);
     optimizer->scratch_bytes = optimizer->muon_bytes + (optimizer->segment_count + optimizer->chunk_count) * (int64_t)sizeof(PreciseSum) +
                                optimizer->matrix_count * (int64_t)sizeof(double) +
                                (backend->chunks_on_device ? chunk_list_bytes(optimizer) : 0);
@@ -319,11 +322,29 @@ static bool allocate_state(Device *device, void **arena, int64_t bytes, const ch
     return *arena || error_context(error, "optimizer %s", what);
 }
 
+/* Return the bytes of the arenas in device memory. */
+static int64_t device_momentum_bytes(const Optimizer *o) { return o->offload ? o->offload->resident_momentum : o->momentum_bytes; }
+static int64_t device_variance_bytes(const Optimizer *o) { return o->offload ? o->offload->resident_variance : o->variance_bytes; }
+
 static bool allocate_arenas(Optimizer *o, Error *error) {
-    return allocate_state(o->device, &o->momentum, o->momentum_bytes, "momentum", error) &&
-           allocate_state(o->device, &o->variance, o->variance_bytes, "variance", error) &&
-           allocate_state(o->device, (void **)&o->quantized.momentum, quantized_bytes(o), "quantized", error) &&
+    return allocate_state(o->device, &o->momentum, device_momentum_bytes(o), "momentum", error) &&
+           allocate_state(o->device, &o->variance, device_variance_bytes(o), "variance", error) &&
+           (o->offload || allocate_state(o->device, (void **)&o->quantized.momentum, quantized_bytes(o), "quantized", error)) &&
+           (!o->offload || offload_start(o->offload, o, error)) &&
            allocate_state(o->device, &o->scratch, o->scratch_bytes, "scratch", error);
+}
+
+static void place_quantized(Optimizer *o) {
+    QuantizedMoments *quantized = &o->quantized;
+    if (o->offload) {
+        *quantized =
+            (QuantizedMoments){(uint8_t *)o->offload->arrays[HOSTED_MOMENTUM_VALUES], (uint8_t *)o->offload->arrays[HOSTED_VARIANCE_VALUES],
+                (float *)o->offload->arrays[HOSTED_MOMENTUM_SCALES], (float *)o->offload->arrays[HOSTED_VARIANCE_SCALES]};
+        return;
+    }
+    quantized->variance = quantized->momentum + o->coded;
+    quantized->momentum_scales = (float *)(quantized->variance + o->coded);
+    quantized->variance_scales = quantized->momentum_scales + o->coded / MOMENT_BLOCK;
 }
 
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error) {
@@ -335,9 +356,7 @@ Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, c
         optimizer_free(optimizer);
         return NULL;
     }
-    optimizer->quantized.variance = optimizer->quantized.momentum + optimizer->coded;
-    optimizer->quantized.momentum_scales = (float *)(optimizer->quantized.variance + optimizer->coded);
-    optimizer->quantized.variance_scales = optimizer->quantized.momentum_scales + optimizer->coded / MOMENT_BLOCK;
+    place_quantized(optimizer);
     optimizer->segment_squares = optim_at(optimizer->scratch, optimizer->muon_bytes, 1);
     optimizer->partials = optimizer->segment_squares + optimizer->segment_count;
     optimizer->squares = (double *)((PreciseSum *)optimizer->partials + optimizer->chunk_count);
@@ -350,11 +369,13 @@ Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, c
 void optimizer_free(Optimizer *optimizer) {
     if (!optimizer) return;
     if (optimizer->device) {
-        device_free(optimizer->device, optimizer->momentum, optimizer->momentum_bytes);
-        device_free(optimizer->device, optimizer->variance, optimizer->variance_bytes);
-        device_free(optimizer->device, optimizer->quantized.momentum, quantized_bytes(optimizer));
+        optimizer_settle(optimizer);
+        device_free(optimizer->device, optimizer->momentum, device_momentum_bytes(optimizer));
+        device_free(optimizer->device, optimizer->variance, device_variance_bytes(optimizer));
+        if (!optimizer->offload) device_free(optimizer->device, optimizer->quantized.momentum, quantized_bytes(optimizer));
         device_free(optimizer->device, optimizer->scratch, optimizer->scratch_bytes);
     }
+    offload_free(optimizer->offload);
     free(optimizer->shard.intervals);
     free(optimizer->places);
     free(optimizer->segments);
@@ -372,7 +393,14 @@ int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config,
 
 int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, const Device *device) {
     Optimizer *optimizer = lay_out_states(graph, config, shard, backend_of(device));
-    int64_t bytes = optimizer->scratch_bytes;
+    int64_t bytes = optimizer->scratch_bytes + (optimizer->offload ? 2 * optimizer->offload->buffer_bytes : 0);
+    optimizer_free(optimizer);
+    return bytes;
+}
+
+int64_t optimizer_host_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard) {
+    Optimizer *optimizer = lay_out_states(graph, config, shard, &cpu);
+    int64_t bytes = optimizer->offload ? offload_host_bytes(optimizer->offload, optimizer) : 0;
     optimizer_free(optimizer);
     return bytes;
 }
@@ -409,6 +437,12 @@ PreciseSum optimizer_gradient_squares(Optimizer *optimizer, const void *gradient
     return optimizer_noted_squares(optimizer);
 }
 
+/* Returns the address of a segment's master weights, to which chunks' offsets are added. A GPU reads
+ * host memory by pointer, slowly. */
+static const void *optim_masters(const Optimizer *o, const Segment *segment, const void *master) {
+    return segment->hosted && o->shard.offload.masters ? o->offload->arrays[HOSTED_MASTER] : master;
+}
+
 static int parameter_with_key(const Graph *graph, uint32_t key) {
     int i = 0;
     while (i < graph->parameter_count && parameter_chunk(&graph->parameters[i], 0).key != key) i++;
@@ -417,9 +451,10 @@ static int parameter_with_key(const Graph *graph, uint32_t key) {
 }
 
 void optimizer_parameter_squares(Optimizer *optimizer, const void *arena, bool gradients, double *squares) {
+    optimizer_settle(optimizer);
     for (int i = optimizer->balance_segments; i < optimizer->segment_count; i++) {
         const Segment *segment = &optimizer->segments[i];
-        const void *values = gradients ? optim_gradients(optimizer, segment, arena) : arena;
+        const void *values = gradients ? optim_gradients(optimizer, segment, arena) : optim_masters(optimizer, segment, arena);
         Segment part = *segment; /* the chunks of one parameter */
         for (; segment->primary && part.first < segment->end; part.first = part.end) {
             const uint32_t key = optimizer->chunks[part.first].key;
@@ -433,8 +468,10 @@ void optimizer_parameter_squares(Optimizer *optimizer, const void *arena, bool g
 }
 
 bool optimizer_is_finite(Optimizer *optimizer, const void *master) {
+    optimizer_settle(optimizer);
     for (int i = 0; i < optimizer->segment_count; i++)
-        optimizer->backend->sum_squares(optimizer, &optimizer->segments[i], master, &optimizer->segment_squares[i]);
+        optimizer->backend->sum_squares(
+            optimizer, &optimizer->segments[i], optim_masters(optimizer, &optimizer->segments[i], master), &optimizer->segment_squares[i]);
     return isfinite(precise_value(add_parameter_squares(optimizer, 0, false)));
 }
 
@@ -453,8 +490,8 @@ static void update_elements(const Optimizer *optimizer, const Segment *segment, 
     optimizer->backend->elements(optimizer, segment, update, rates);
 }
 
-static void update_segment(const Optimizer *optimizer, int index, const Update *update) {
-    const Segment *segment = &optimizer->segments[index];
+/* Updates a segment, or some of its chunks. */
+static void update_segment(const Optimizer *optimizer, int index, const Segment *segment, const Update *update) {
     Update shifted = *update;
     Precision precision = optimizer->graph->precision;
     bool serves = update->weights == update->master || (!segment->pure_bf16 && precision == PRECISION_PURE_BF16);
@@ -464,6 +501,23 @@ static void update_segment(const Optimizer *optimizer, int index, const Update *
     if (index < optimizer->balance_segments && optimizer->config.balance_lr == 0) return;
     if (index < optimizer->element_segments) update_elements(optimizer, segment, &shifted);
     else muon_step(optimizer, segment, &shifted);
+}
+
+/* Updates elements whose state is in host memory. */
+static void update_portion(const Optimizer *optimizer, HostedPortion *portion, const Update *update) {
+    Update here = *update;
+    const Optimizer view = offload_begin(optimizer, portion, &here.master);
+    for (int i = portion->first_segment; i < portion->end_segment; i++) {
+        Segment segment = optimizer->segments[i];
+        segment.first = int_max(segment.first, portion->first);
+        segment.end = int_min(segment.end, portion->end);
+        update_segment(&view, i, &segment, &here);
+    }
+    offload_finish(optimizer, portion);
+}
+
+void optimizer_set_masters(Optimizer *optimizer, void *masters) {
+    if (optimizer->offload) optimizer->offload->arrays[HOSTED_MASTER] = (char *)masters - optimizer->shard.offload.resident;
 }
 
 void optimizer_set_load_unit(Optimizer *optimizer, double unit) { optimizer->load_unit = unit; }
@@ -476,7 +530,10 @@ void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *conte
 void optimizer_step_bucket(Optimizer *optimizer, int bucket, const Update *update) {
     assert(update->step >= 1);
     for (int i = 0; i < optimizer->segment_count; i++)
-        if (optimizer->segments[i].bucket == bucket) update_segment(optimizer, i, update);
+        if (optimizer->segments[i].bucket == bucket && !optimizer->segments[i].hosted)
+            update_segment(optimizer, i, &optimizer->segments[i], update);
+    for (int i = 0; optimizer->offload && i < optimizer->offload->portion_count; i++)
+        if (optimizer->offload->portions[i].bucket == bucket) update_portion(optimizer, &optimizer->offload->portions[i], update);
     if (optimizer->updated) optimizer->updated(optimizer->updated_context, bucket);
 }
 
@@ -500,8 +557,11 @@ static size_t states_of(const Optimizer *o, int index, OptimizerState states[4])
     StatePlace place = o->places[index];
     int64_t block = place.quantized / MOMENT_BLOCK;
     size_t count = 0;
-    if (place.momentum >= 0) states[count++] = state_of(interval, "momentum", STATE_WIDE, (char *)o->momentum + place.momentum);
-    if (place.variance >= 0) states[count++] = state_of(interval, "variance", STATE_WIDE, (char *)o->variance + place.variance);
+    bool hosted = offload_hosts(&o->shard.offload, interval->offset);
+    char *momentum = hosted ? o->offload->arrays[HOSTED_MOMENTUM] : o->momentum,
+         *variance = hosted ? o->offload->arrays[HOSTED_VARIANCE] : o->variance;
+    if (place.momentum >= 0) states[count++] = state_of(interval, "momentum", STATE_WIDE, momentum + place.momentum);
+    if (place.variance >= 0) states[count++] = state_of(interval, "variance", STATE_WIDE, variance + place.variance);
     if (place.quantized < 0) return count;
     states[count++] = state_of(interval, "momentum_codes", STATE_QUANTIZED, o->quantized.momentum + place.quantized);
     states[count++] = state_of(interval, "variance_codes", STATE_QUANTIZED, o->quantized.variance + place.quantized);
@@ -515,8 +575,10 @@ size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size
     for (int i = 0; i < optimizer->shard.interval_count; i++) {
         OptimizerState own[4];
         size_t more = states_of(optimizer, i, own);
-        for (size_t k = 0; k < more; k++, count++)
+        for (size_t k = 0; k < more; k++, count++) {
+            own[k].in_host = offload_hosts(&optimizer->shard.offload, optimizer->shard.intervals[i].offset);
             if (count < capacity) states[count] = own[k];
+        }
     }
     return count;
 }

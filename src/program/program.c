@@ -5,6 +5,12 @@
 #include "graph/op.h"
 #include "program/pipeline_run_internal.h"
 
+/* Other programs read only the master weights of vectors, from the arena of the training program. */
+static void host_masters(Plan *plan, const OptimizerOffload *offload) {
+    plan->bytes[ARENA_HOST_MASTER] = plan->bytes[ARENA_MASTER] - offload->resident;
+    plan->bytes[ARENA_MASTER] = offload->resident;
+}
+
 /* The schedule is made after op_absorb, so that it knows when nodes run. */
 bool program_plan(Program *program, Device *device, Error *error) {
     Graph *graph = program->model.graph;
@@ -18,10 +24,12 @@ bool program_plan(Program *program, Device *device, Error *error) {
     if (program->pipeline) plan_set_slots(plan, graph->training ? program->pipeline->slots : program->pipeline->forward_slots);
     if (!program->layout) return true;
     if (plan->bytes[ARENA_GRADIENT]) plan->bytes[ARENA_GRADIENT] = program->schedule->gradient_bytes;
-    if (!program->layout->stage) return true;
-    plan->bytes[ARENA_MASTER] = program->layout->shard.bytes;
-    plan->bytes[ARENA_WEIGHT] = program->schedule->weight_bytes;
-    if (!program->schedule->quantized_bytes) return true;
+    if (program->layout->stage) {
+        plan->bytes[ARENA_MASTER] = program->layout->shard.bytes;
+        plan->bytes[ARENA_WEIGHT] = program->schedule->weight_bytes;
+    }
+    if (graph->training && program->layout->shard.offload.masters) host_masters(plan, &program->layout->shard.offload);
+    if (!program->layout->stage || !program->schedule->quantized_bytes) return true;
     comm_schedule_place_packed(program->schedule, program->layout, graph);
     plan->bytes[ARENA_QUANTIZED] = program->schedule->quantized_bytes;
     return true;

@@ -63,6 +63,13 @@ static bool without_gradients(FitTrial *trial) {
     return may;
 }
 
+/* First alone, then with updates within the backward pass, which the copies overlap. */
+static bool state_in_host(FitTrial *trial) {
+    bool had = trial->config.offload != OFFLOAD_NONE;
+    trial->config.offload = OFFLOAD_OPTIMIZER;
+    return !had || without_gradients(trial);
+}
+
 static bool pure_bf16(FitTrial *trial) {
     bool may = trial->config.precision == PRECISION_BF16;
     trial->config.precision = PRECISION_PURE_BF16;
@@ -106,6 +113,7 @@ typedef struct FitKind {
     const char *price;
     bool alone;                         /* not on top of other changes */
     void (*strongest)(FitTrial *trial); /* tried first, because there are many steps; NULL: there are few */
+    bool device_memory;                 /* saves none where device memory is host memory */
 } FitKind;
 
 static const FitKind kinds[] = {
@@ -116,6 +124,7 @@ static const FitKind kinds[] = {
     {more_tensor, "communication in every layer", true},
     {smaller_microbatch, "same batch; smaller GEMMs", false},
     {without_gradients, "no gradient clipping", true},
+    {state_in_host, "same results; state is copied over the host link in each step", false, NULL, true},
     {pure_bf16, "no fp32 master weights: other results", false},
     {more_ranks, "more devices", false, most_ranks},
     {adapters, "trains only adapters", false},
@@ -215,6 +224,7 @@ int fit_search(const Config *config, Device *device, int rank, int ranks, int64_
     int64_t before = trial_bytes(&now, device);
     int count = 0;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (kinds[i].device_memory && device_info(device)->host_memory) continue;
         fits[count] = try_kind(&kinds[i], &question);
         count += fits[count].bytes < before;
     }

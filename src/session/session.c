@@ -121,6 +121,16 @@ static bool plan_generation(Session *session, Error *error) {
     return engine_plan_beside(&config->model, &owner, place, sizes, &session->generation, error);
 }
 
+/* Large portions, so that updates within the backward pass, which come in bursts, find theirs copied
+ * during the compute before them: a block of 100 million parameters with fp32 moments and masters
+ * has 1.2 GB. */
+static const int64_t PORTION_BYTES = 512 << 20;
+
+/* On a CPU the setting has no effect, because its device memory is host memory (config/needs.c). */
+static bool offloads_state(const Session *session) {
+    return session->config->offload != OFFLOAD_NONE && !device_info(session->device)->host_memory;
+}
+
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error) {
     *session = (Session){.config = config, .device = device};
     session->mesh = memory_allocate(sizeof *session->mesh);
@@ -136,6 +146,7 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     session->training.model = build_model(session, session->mesh, MODEL_TRAIN, sequences, length, false);
     session->layout =
         layout_create(session->training.model.graph, &config->optimizer, &config->layout, choose_bucket_bytes(config, device));
+    if (offloads_state(session)) layout_offload(session->layout, (Precision)config->precision, PORTION_BYTES);
     session->evaluation.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length, true);
     if (sampled) session->sampling.model = build_model(session, session->whole, MODEL_SCORE, 1, sampled, false);
     if (scores) session->scoring.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length, false);
@@ -184,6 +195,7 @@ Budget session_budget(const Session *session) {
         step_tokens += rows / training->model.rows * preference_most_pairs(training->model.rows) *
                        (int64_t)(PAIR_BOUNDS * sizeof(int32_t) + 2 * sizeof(double));
     int64_t history = amax_history_bytes(graph, session->config->model.fp8.amax_history_len);
+    int64_t state_in_host = optimizer_host_bytes(graph, optimizer, shard);
     int64_t states = evaluation->bytes[ARENA_STATE] + sampling->bytes[ARENA_STATE] + scoring->bytes[ARENA_STATE];
     Budget budget = {
         .host = device_info(session->device)->host_memory,
@@ -191,18 +203,19 @@ Budget session_budget(const Session *session) {
         .quantized = plan->bytes[ARENA_STATE],
         .master = plan->bytes[ARENA_MASTER],
         .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, training->schedule, graph),
-        .optimizer = optimizer_state_bytes(graph, optimizer, shard),
+        .optimizer = optimizer_state_bytes(graph, optimizer, shard) - state_in_host,
         .activations = plan->bytes[ARENA_ACTIVATION] + plan->bytes[ARENA_STASH],
         .scratch = optimizer_workspace_bytes(graph, optimizer, shard, session->device),
         .evaluation = own_activations(session, evaluation) + own_activations(session, sampling) + own_activations(session, scoring),
         .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + small_arenas(scoring) + states + step_tokens,
         .generation = session->generation.least,
         .generation_most = session->generation.most,
+        .hosted = state_in_host + plan->bytes[ARENA_HOST_MASTER],
         .updated = session->layout->in_backward,
         .activation_floor = plan->activation_floor,
     };
     if (budget.host) budget.other += history;
-    budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer, history);
+    budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer + state_in_host, history);
     budget.total = budget.weights + budget.quantized + budget.master + budget.gradients + budget.optimizer + budget.activations +
                    budget.scratch + budget.evaluation + budget.other + budget.generation + (budget.host ? budget.copy : 0);
     return budget;
@@ -247,6 +260,8 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     snprintf(floor, sizeof floor, "caches of one sequence; %s with caches of all rl.slots", text);
     if (budget->generation) print_budget_row(file, "generation", budget->generation, budget->total, floor);
     print_budget_row(file, "inputs and constants", budget->other, budget->total, "");
+    log_format_bytes((double)budget->hosted, text);
+    if (budget->hosted) fprintf(file, "memory of the host: %s pinned for offload=optimizer\n", text);
     log_format_bytes((double)budget->copy, text);
     if (budget->host) print_budget_row(file, "checkpoint copy", budget->copy, budget->total, "none with checkpoint.async=false");
     else if (budget->copy) fprintf(file, "memory of the host: %s for checkpoints; none with checkpoint.async=false\n", text);
@@ -273,6 +288,13 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
         "the plan needs %s, but only %s are available%s: recomputation, smaller microbatches and up to 1024 ranks do not suffice; use a "
         "machine with more memory, a smaller model, or a shorter data.length",
         needed, have, whose);
+}
+
+bool session_check_host_memory(const Session *session, int local_ranks, Error *error) {
+    Budget budget = session_budget(session);
+    if (!budget.hosted) return true;
+    return memory_check(budget.hosted * local_ranks, "offload=optimizer",
+        "set optimizer.name=adamw_8bit, precision=pure_bf16 or offload=none, or use a machine with more memory", error);
 }
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
@@ -397,19 +419,20 @@ static void initialize_frozen(Session *session, char *master) {
 }
 
 static bool initialize_weights(Session *session, Error *error) {
-    void *master = executor_arena(session->training.executor, ARENA_MASTER),
-         *weights = executor_arena(session->training.executor, ARENA_WEIGHT);
+    const Executor *executor = session->training.executor;
+    void *master = executor_arena(executor, ARENA_MASTER), *weights = executor_arena(executor, ARENA_WEIGHT);
     quantized_fill(session->training.executor, place_of_quantized, session);
-    if (!session->layout->stage)
+    if (!session->layout->stage && !session->layout->shard.offload.masters)
         return model_initialize(
             session->training.model.graph, &session->config->model, session->config->seed, session->device, master, weights, error);
     for (int i = 0; i < session->layout->shard.interval_count; i++) {
         const ShardInterval *interval = &session->layout->shard.intervals[i];
         model_initialize_interval(session->training.model.graph, &session->config->model, session->config->seed, &interval->elements,
-            session->device, (char *)master + interval->offset);
+            session->device, executor_master(executor, interval->offset));
     }
     initialize_frozen(session, master);
     session_spread_weights(session);
+    device_synchronize(session->device); /* copies of offload are on other streams */
     return device_ok(session->device, error) && comm_ok(session->comm, error);
 }
 
@@ -452,6 +475,7 @@ bool session_start_training(Session *session, Comm *comm, Error *error) {
     session->optimizer =
         optimizer_create(training->model.graph, &session->config->optimizer, &session->layout->shard, session->device, error);
     if (!session->optimizer) return false;
+    optimizer_set_masters(session->optimizer, executor_arena(training->executor, ARENA_HOST_MASTER));
     optimizer_set_hook(session->optimizer, exchange_send_weights, training->exchange);
     exchange_set_update(training->exchange, update_within, session);
     return true;
@@ -470,6 +494,7 @@ bool session_start(Session *session, Comm *comm, Error *error) {
 
 void session_free(Session *session) {
     session_close_saver(session);
+    if (session->optimizer) optimizer_settle(session->optimizer); /* copies to master weights */
     program_free(&session->scoring);
     program_free(&session->sampling);
     program_free(&session->evaluation);

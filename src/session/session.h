@@ -76,6 +76,7 @@ typedef struct Session {
 typedef struct Budget {
     int64_t weights, quantized, master, gradients, optimizer, activations, scratch, evaluation, other, total;
     int64_t generation, generation_most; /* of reinforcement learning: with caches for one sequence (part of `total`), and for all slots */
+    int64_t hosted;                      /* pinned host memory of offload: optimizer state and master weights; not in `total` */
     int64_t copy;                        /* of the state, for asynchronous checkpoints, in host memory; in `total` only with `host` */
     bool host;                           /* the device's memory is the host's */
     bool updated;                        /* gradients live until their weights are updated: optimizer.in_backward */
@@ -103,6 +104,10 @@ void budget_print(const Budget *budget, int64_t available, FILE *file);
 /* Fails with ERROR_MEMORY if the budget exceeds the memory of this process, and names a change that
  * would fit (fit.h). Rank 0 prints all such changes. */
 bool session_check_memory(const Session *session, int64_t available, Error *error);
+
+/* Fails with ERROR_MEMORY if offload needs more host memory than the machine has for this process
+ * and the others of `local_ranks`. Before session_start of any of them. */
+bool session_check_host_memory(const Session *session, int local_ranks, Error *error);
 
 /* Allocates everything and sets the initial weights. `comm` has the ranks that the session was
  * planned for, and outlives the session. */

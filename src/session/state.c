@@ -32,12 +32,12 @@ enum { COPY_BYTES = 16 << 20, COPY_ALIGNMENT = 64 };
 
 /* -- What a rank holds --------------------------------------------------------------------------------------------- */
 
-/* Intervals of tensors, and their data as the host sees them: views, or the copy of a save. The
- * first `on_device` are in device memory, the others in host memory. */
+/* Intervals of tensors, and their data as the host sees them: views, or the copy of a save. */
 typedef struct IntervalList {
     Interval *items;
     void **memory;
-    size_t count, on_device;
+    bool *in_host; /* whether `memory` is host memory; else it is device memory */
+    size_t count;
 } IntervalList;
 
 static int64_t element_bytes(const Interval *interval) { return (int64_t)stored_type_bytes(interval->type); }
@@ -59,21 +59,31 @@ static Slice slice_of_numbers(Slice s, int64_t each) {
     return (Slice){s.first / each, s.count / each, s.run / each, s.stride / each, s.skip / each};
 }
 
-/* Appends an interval of a parameter, or of its optimizer state, at `memory`, as slices of the
- * whole tensor. */
+static void append_item(IntervalList *list, Interval interval, void *memory, bool in_host) {
+    size_t items = list->count, also = list->count;
+    array_append(list->memory, also, memory);
+    array_append(list->in_host, items, in_host);
+    array_append(list->items, list->count, interval);
+}
+
+/* The place of an interval of a parameter, or of its optimizer state. */
+typedef struct HeldMemory {
+    char *data;
+    bool in_host;
+} HeldMemory;
+
+/* Appends an interval at `memory`, as slices of the whole tensor. */
 static void append_interval(
-    IntervalList *list, const Graph *graph, const char *name, ParameterInterval elements, Numbers numbers, char *memory) {
+    IntervalList *list, const Graph *graph, const char *name, ParameterInterval elements, Numbers numbers, HeldMemory memory) {
     const Parameter *p = &graph->parameters[elements.parameter];
     Interval interval = {.type = numbers.type, .rank = p->rank};
     memcpy(interval.shape, p->whole, sizeof p->whole);
     interval.shape[p->rank - 1] /= numbers.each;
     while (elements.count > 0) {
-        size_t also = list->count;
         interval.name = memory_copy_string(name);
         interval.slice = slice_of_numbers(graph_take_slice(graph, &elements), numbers.each);
-        array_append(list->memory, also, memory);
-        array_append(list->items, list->count, interval);
-        memory += held_bytes(&interval);
+        append_item(list, interval, memory.data, memory.in_host);
+        memory.data += held_bytes(&interval);
     }
 }
 
@@ -83,12 +93,12 @@ static void append_interval(
 static void append_held(
     IntervalList *list, const Session *session, const char *name, const OptimizerState *state, Numbers numbers, bool writes) {
     ParameterInterval elements = state->elements;
-    char *memory = state->data;
+    HeldMemory memory = {state->data, state->in_host};
     if (writes && !session->layout->stage) {
         CutShare share = cut_share(elements.count / numbers.each, state->holder, state->holders);
         elements.first += share.first * numbers.each;
         elements.count = share.count * numbers.each;
-        memory += share.first * (int64_t)stored_type_bytes(numbers.type);
+        memory.data += share.first * (int64_t)stored_type_bytes(numbers.type);
     }
     if (!writes || !session->layout->stage || state->holder == 0)
         append_interval(list, session->training.model.graph, name, elements, numbers, memory);
@@ -106,9 +116,7 @@ static Interval history_interval(const AmaxTensor *tensor, int64_t length) {
 static void append_history(IntervalList *list, const AmaxHistory *history) {
     for (int i = 0; i < amax_history_tensors(history); i++) {
         AmaxTensor tensor = amax_history_tensor(history, i);
-        size_t also = list->count;
-        array_append(list->memory, also, tensor.values);
-        array_append(list->items, list->count, history_interval(&tensor, tensor.length));
+        append_item(list, history_interval(&tensor, tensor.length), tensor.values, true);
     }
 }
 
@@ -117,13 +125,16 @@ static void append_history(IntervalList *list, const AmaxHistory *history) {
 static IntervalList session_intervals(const Session *session, bool writes) {
     const Graph *graph = session->training.model.graph;
     const OptimizerShard *shard = &session->layout->shard;
-    char *master = executor_arena(session->training.executor, ARENA_MASTER);
+    const Executor *executor = session->training.executor;
     IntervalList list = {0};
     for (int i = 0; i < shard->interval_count; i++) {
         const ShardInterval *held = &shard->intervals[i];
         const Parameter *p = &graph->parameters[held->elements.parameter];
-        OptimizerState weights = {
-            .elements = held->elements, .data = master + held->offset, .holders = held->holders, .holder = held->holder};
+        OptimizerState weights = {.elements = held->elements,
+            .data = executor_master(executor, held->offset),
+            .in_host = executor_hosts_master(executor, held->offset),
+            .holders = held->holders,
+            .holder = held->holder};
         append_held(&list, session, p->name, &weights, (Numbers){session_stored_type(p), 1}, writes);
     }
     size_t count = optimizer_states(session->optimizer, NULL, 0);
@@ -136,7 +147,6 @@ static IntervalList session_intervals(const Session *session, bool writes) {
         SCOPED_FREE char *name = memory_format("optimizer/%s/%s", state->kind, p->name);
         append_held(&list, session, name, state, (Numbers){type, state->each}, writes);
     }
-    list.on_device = list.count;
     if (writes && mesh_index(session->mesh, AXES_ALL & ~MESH(AXIS_PP)) == 0) append_history(&list, session->history);
     return list;
 }
@@ -145,12 +155,14 @@ static void list_free(IntervalList *list) {
     for (size_t i = 0; i < list->count; i++) free((char *)list->items[i].name);
     free(list->items);
     free(list->memory);
+    free(list->in_host);
     *list = (IntervalList){0};
 }
 
 static bool list_view(IntervalList *list, Device *device, ViewAccess access, Error *error) {
-    for (size_t i = 0; i < list->count; i++) list->items[i].data = i < list->on_device ? NULL : list->memory[i];
-    for (size_t i = 0; i < list->on_device; i++) {
+    for (size_t i = 0; i < list->count; i++) list->items[i].data = list->in_host[i] ? list->memory[i] : NULL;
+    for (size_t i = 0; i < list->count; i++) {
+        if (list->in_host[i]) continue;
         list->items[i].data = device_view(device, list->memory[i], held_bytes(&list->items[i]), access, error);
         if (!list->items[i].data) return error_context(error, "the host copy of %s", list->items[i].name);
     }
@@ -159,8 +171,8 @@ static bool list_view(IntervalList *list, Device *device, ViewAccess access, Err
 
 /* With VIEW_WRITE, closing a view uploads loaded data to the device. */
 static void list_close_views(IntervalList *list, Device *device, ViewAccess access) {
-    for (size_t i = 0; i < list->on_device; i++)
-        device_view_close(device, list->items[i].data, list->memory[i], held_bytes(&list->items[i]), access);
+    for (size_t i = 0; i < list->count; i++)
+        if (!list->in_host[i]) device_view_close(device, list->items[i].data, list->memory[i], held_bytes(&list->items[i]), access);
 }
 
 /* -- Saving -------------------------------------------------------------------------------------------------------- */
@@ -253,14 +265,20 @@ void session_close_saver(Session *session) {
     session->saver = NULL;
 }
 
+static void copy_blocks(char *to, const char *from, int64_t bytes) {
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t at = 0; at < bytes; at += COPY_BYTES)
+        memcpy(to + at, from + at, (size_t)(bytes - at < COPY_BYTES ? bytes - at : COPY_BYTES));
+}
+
 /* Copies the rank's shard of the state; within host memory with all cores, block by block. */
 static bool copy_state(Saver *saver, Error *error) {
     if (!device_info(saver->device)->host_memory) {
         for (size_t i = 0; i < saver->list.count; i++) {
             Interval *interval = &saver->list.items[i];
             void *from = saver->list.memory[i];
-            if (i < saver->list.on_device) device_download(saver->device, interval->data, from, held_bytes(interval));
-            else memcpy(interval->data, from, (size_t)held_bytes(interval));
+            if (saver->list.in_host[i]) copy_blocks(interval->data, from, held_bytes(interval));
+            else device_download(saver->device, interval->data, from, held_bytes(interval));
         }
         return device_ok(saver->device, error);
     }
@@ -379,6 +397,7 @@ bool session_save_start(Session *session, Error *error) {
     json_decref(saver->metadata);
     saver->metadata = describe_state(session);
     CheckpointPlan plan = plan_save(session, attempt);
+    optimizer_settle(session->optimizer);
     bool held = saver->copy ? copy_state(saver, error) : list_view(&saver->list, saver->device, VIEW_READ, error);
     if (held) saver->job = checkpoint_start(&plan);
     saver->stall = log_seconds() - start;
@@ -496,9 +515,7 @@ static bool load_history(const char *where, int64_t step, const json_t *metadata
         Interval interval = history_interval(&tensor, length);
         interval.optional = true;
         interval.data = memory_allocate((size_t)held_bytes(&interval));
-        size_t also = list.count;
-        array_append(list.memory, also, interval.data);
-        array_append(list.items, list.count, interval);
+        append_item(&list, interval, interval.data, true);
     }
     bool loaded = checkpoint_load(where, step, list.items, list.count, NULL, error);
     for (size_t i = 0; i < list.count; i++) {
@@ -579,6 +596,7 @@ static bool load_newest(CheckpointLoading *loading, int64_t only, Error *error) 
 bool session_resume(Session *session, const char *where, int64_t only, Error *error) {
     Device *device = session->device;
     SCOPED(list_free) IntervalList list = session_intervals(session, false);
+    optimizer_settle(session->optimizer);
     CheckpointLoading loading = {.where = where, .comm = session->comm, .list = &list, .history = session->history};
     /* This process holds the run, so half-written checkpoints are not saves in progress. */
     if (comm_rank(session->comm) == 0 && !only) checkpoint_report_leftovers(where);
@@ -592,6 +610,7 @@ bool session_resume(Session *session, const char *where, int64_t only, Error *er
         log_info("fp8.scaling=delayed: the checkpoint of step %lld has no amax history, so the history starts empty", (long long)step);
     if (loaded && only) session->parent = session->skips.sound = session->validation.kept = 0; /* of the other run */
     if (loaded && step) session_spread_weights(session);
+    device_synchronize(device);
     loaded = loaded && device_ok(device, error) && comm_ok(session->comm, error);
     if (loaded && !session->config->profile) saver_open(session);
     return loaded;
@@ -629,8 +648,8 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
-        append_interval(
-            &list, graph, p->name, (ParameterInterval){i, 0, p->count}, (Numbers){session_stored_type(p), 1}, parameter_in(p, master));
+        append_interval(&list, graph, p->name, (ParameterInterval){i, 0, p->count}, (Numbers){session_stored_type(p), 1},
+            (HeldMemory){parameter_in(p, master), true});
     }
     for (size_t i = 0; i < list.count; i++) list.items[i].data = list.memory[i];
     SCOPED(run_point_free) RunPoint point = run_point(name);

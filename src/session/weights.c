@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "backend/cpu/cpu_device.h"
 #include "base/bf16.h"
 #include "base/element.h"
 #include "base/memory.h"
@@ -108,13 +109,15 @@ void weights_take(const WeightSource *source, const Graph *graph, ParameterInter
 
 void weights_take_shards(Session *session, const WeightSource *source) {
     const Graph *graph = session->training.model.graph;
-    char *master = executor_arena(session->training.executor, ARENA_MASTER);
+    const Executor *executor = session->training.executor;
     for (int i = 0; i < session->layout->shard.interval_count; i++) {
         const ShardInterval *held = &session->layout->shard.intervals[i];
         const Parameter *p = &graph->parameters[held->elements.parameter];
         int index = graph_find_parameter(source->graph, p->name);
         if (index < 0 || source->graph->parameters[index].frozen) continue;
-        weights_take(source, graph, held->elements, graph_state_type(graph, p) == TYPE_COMPUTE, session->device, master + held->offset);
+        Device *device = executor_hosts_master(executor, held->offset) ? device_cpu() : session->device;
+        weights_take(
+            source, graph, held->elements, graph_state_type(graph, p) == TYPE_COMPUTE, device, executor_master(executor, held->offset));
     }
 }
 

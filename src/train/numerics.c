@@ -53,13 +53,17 @@ static void note_bad(BadParameters *bad, const char *name, int64_t values) {
 
 /* Finds bad trained parameters, until there are `most`. */
 static BadParameters find_bad_parameters(const Session *session, int64_t most) {
-    const char *master = executor_arena(session->training.executor, ARENA_MASTER);
+    const Executor *executor = session->training.executor;
     BadParameters bad = {0};
-    if (optimizer_is_finite(session->optimizer, master)) return bad;
+    if (optimizer_is_finite(session->optimizer, executor_arena(executor, ARENA_MASTER))) return bad;
     for (int i = 0; i < session->layout->shard.interval_count && bad.count < most; i++) {
         const ShardInterval *interval = &session->layout->shard.intervals[i];
         const Parameter *p = &session->training.model.graph->parameters[interval->elements.parameter];
-        note_bad(&bad, p->name, count_bad_on_device(session, master + interval->offset, p->element_bytes, interval->elements.count));
+        const char *values = executor_master(executor, interval->offset);
+        bool in_host = executor_hosts_master(executor, interval->offset);
+        note_bad(&bad, p->name,
+            in_host ? count_bad(values, (size_t)p->element_bytes, interval->elements.count)
+                    : count_bad_on_device(session, values, p->element_bytes, interval->elements.count));
     }
     return bad;
 }

@@ -338,7 +338,9 @@ static bool plan_session(Loop *loop, Error *error) {
     for (int i = loop->phases.count; i-- > 0;) {
         if (choose_phase_recompute(loop, i, error) && plan_phase(loop, i, error)) {
             say_recompute(loop);
-            if (session_check_memory(&loop->session, loop->available, error)) continue;
+            if (session_check_memory(&loop->session, loop->available, error) &&
+                session_check_host_memory(&loop->session, comm_local_size(loop->comm), error))
+                continue;
         }
         return loop_phase(loop)->name ? error_context(error, "phase %s of data.train=%s", loop_phase(loop)->name, loop->settings.data.train)
                                       : false;

@@ -205,17 +205,18 @@ static void data_lines(const Loop *loop) {
 
 static void describe_memory(Console *console, const Session *session, int64_t available) {
     Budget budget = session_budget(session);
-    char of[64] = "", copy[80] = "", generation[128] = "";
+    char of[64] = "", copy[80] = "", hosted[80] = "", generation[128] = "";
     bool host = device_info(session->device)->host_memory;
     if (available >= 0) snprintf(of, sizeof of, " of %s", format_bytes(available).text);
     if (budget.generation)
         snprintf(generation, sizeof generation, ", generation at least %s (%s for all rl.slots)", format_bytes(budget.generation).text,
             format_bytes(budget.generation_most).text);
     if (budget.copy) snprintf(copy, sizeof copy, "%s checkpoint copy %s", host ? "," : "; in host memory", format_bytes(budget.copy).text);
-    console_print(console, "memory   %s%s: weights %s, gradients %s, optimizer %s, activations %s, other %s%s%s",
+    if (budget.hosted) snprintf(hosted, sizeof hosted, "; pinned in host memory %s of the optimizer", format_bytes(budget.hosted).text);
+    console_print(console, "memory   %s%s: weights %s, gradients %s, optimizer %s, activations %s, other %s%s%s%s",
         format_bytes(budget.total).text, of, format_bytes(budget.weights + budget.quantized + budget.master).text,
         format_bytes(budget.gradients).text, format_bytes(budget.optimizer + budget.scratch).text, format_bytes(budget.activations).text,
-        format_bytes(budget.evaluation + budget.other).text, generation, copy);
+        format_bytes(budget.evaluation + budget.other).text, generation, hosted, copy);
 }
 
 void summary_start(const Loop *loop) {

@@ -260,17 +260,52 @@ static void no_change_is_advised_that_changes_the_objective(void **state) {
 /* With one byte too few the cheapest changes suffice, and each by its smallest step. */
 static void the_cheapest_change_comes_first(void **state) {
     (void)state;
-    static const char *const changes[] = {
-        "recompute=norm", "batch.sequences=16", "precision=pure_bf16", "layout.zero", "lora.rank=16 init=FOLDER"};
+    static const char *const changes[] = {"recompute=norm", "batch.sequences=16", "recompute=block offload=optimizer",
+        "precision=pure_bf16", "layout.zero", "lora.rank=16 init=FOLDER"};
     Given given = give("configs/llama-tiny.yaml");
     Fit fits[MOST_FITS];
     int count = fit_search(&given.config, h100, 0, 1, total(&given.config, h100, 1) - 1, fits);
-    assert_int_equal(count, 5);
+    assert_int_equal(count, 6);
     for (int i = 0; i < count; i++) {
-        if (i == 3) assert_string_equal(fits[i].change, "on 2 such devices");
+        if (i == 4) assert_string_equal(fits[i].change, "on 2 such devices");
         else assert_string_equal(fits[i].change, changes[i]);
         assert_true(fits[i].fits);
     }
+    options_free_strings(&given.strings);
+}
+
+/* Of 8 billion parameters in bf16, 2 bytes of weights and 4 of gradients remain on the card, and 12 are on the host; a device with
+ * host memory gets no such advice. Without gradients too, weights are what is left. */
+static void state_in_host_memory_makes_a_model_fit(void **state) {
+    (void)state;
+    static const char *const settings[] = {
+        "precision=bf16", "batch.sequences=1", "batch.tokens=8192", "optimizer.clip=0", "recompute=block", "offload=optimizer"};
+    const double billion = 1e9;
+    Given given = give("configs/llama3.1-8b.yaml");
+    SCOPED(session_free) Session whole = {0};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        if (i == 5) {
+            Fit fits[MOST_FITS];
+            int count = fit_search(&given.config, h100, 0, 1, (int64_t)70 << 30, fits), advised = 0;
+            for (int f = 0; f < count; f++) advised += strstr(fits[f].change, "offload=optimizer") && fits[f].fits;
+            assert_int_equal(advised, 1);
+            count = fit_search(&given.config, device_cpu(), 0, 1, (int64_t)70 << 30, fits);
+            for (int f = 0; f < count; f++) assert_null(strstr(fits[f].change, "offload"));
+        }
+        set(&given, settings[i]);
+    }
+    Error error = {0};
+    assert_true(session_plan(&whole, &given.config, h100, &error));
+    Budget budget = session_budget(&whole);
+    double parameters = (double)session_size(&whole).parameters;
+    assert_true(fabs((double)budget.hosted / (12 * parameters) - 1) < 1e-3);
+    assert_true(budget.master < 16 << 20 && budget.optimizer < 32 << 20 && budget.scratch <= (int64_t)5 << 28);
+    assert_true((double)(budget.total - budget.activations) < 6 * parameters + 1.5 * billion);
+    set(&given, "optimizer.in_backward=true");
+    SCOPED(session_free) Session within = {0};
+    assert_true(session_plan(&within, &given.config, h100, &error));
+    budget = session_budget(&within);
+    assert_true((double)(budget.total - budget.activations) < 2 * parameters + 4 * billion); /* the gradients of the two tables */
     options_free_strings(&given.strings);
 }
 
@@ -362,6 +397,7 @@ int main(void) {
         cmocka_unit_test(every_change_saves_what_it_says),
         cmocka_unit_test(no_change_is_advised_that_changes_the_objective),
         cmocka_unit_test(the_cheapest_change_comes_first),
+        cmocka_unit_test(state_in_host_memory_makes_a_model_fit),
         cmocka_unit_test(updates_within_the_backward_pass_make_zaya_fit_into_80_gb),
         cmocka_unit_test(auto_recomputes_the_least_that_fits),
         cmocka_unit_test(stages_of_a_pipeline_take_the_same_time),

@@ -42,12 +42,12 @@ static const char *const runs[] = {"", "model.family=flux", "model.family=flux m
     "schedule.kind=wsd schedule.decay=9", "schedule.kind=constant", "eval.every=5", "eval.sample_tokens=0", "plan=true", "layout.pp=2",
     "layout.pp=2 layout.pp_schedule=interleaved", "layout.pp=2 layout.pp_chunks=1", "precision=pure_bf16", "layout.cp=2", "layout.zero=0",
     "precision=fp64", "metrics.file=x", "data.valid=x", "rl.loss=grpo", "rl.loss=dppo", "rl.loss=grpo rl.reward=length",
-    "rl.loss=grpo rl.environment=x", "rl.loss=grpo rl.kl_coef=0.1", "rl.loss=ppo", "rl.loss=ppo optimizer.lr=0"};
+    "rl.loss=grpo rl.environment=x", "rl.loss=grpo rl.kl_coef=0.1", "rl.loss=ppo", "rl.loss=ppo optimizer.lr=0", "offload=optimizer"};
 enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */
 static const char *const values[] = {"true", "delayed", "false", "x", "2", "3", "0.5", "100", "1e6", "0", "fp8", "shared", "best_fit",
-    "model", "linear", "dpo", "wsd", "interleaved", "ring", "bf16", "silu", "sigmoid", "grpo", "reward", "skip", "1Gi"};
+    "model", "linear", "dpo", "wsd", "interleaved", "ring", "bf16", "silu", "sigmoid", "grpo", "reward", "skip", "1Gi", "optimizer"};
 enum { VALUES = sizeof values / sizeof *values };
 
 static const RunFacts none, all = {true, true, true, true, true, true, true, true, true, true, true, true, true, true, true};

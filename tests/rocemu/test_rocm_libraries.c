@@ -71,19 +71,11 @@ static void two_cards_have_the_losses_of_one(void **state) {
     assert_same_tensors("again", "run2", STEPS, "", 0);
 }
 
-/* Programs are replayed from the third step on. With two ranks a sum has one order, so neither updates within the backward pass nor
- * shards of frozen matrices change a bit. */
-static void two_cards_keep_their_bits_with_shards_and_updates_within(void **state) {
-    static const struct {
-        const char *settings, *layout, *other;
-    } cases[] = {{"", "layout.zero=3", "layout.zero=3 optimizer.in_backward=true"},
-        {"precision=pure_bf16 optimizer.name=adamw_8bit", "layout.zero=3", "layout.zero=3 optimizer.in_backward=true"},
-        {"init=base lora.rank=2", "layout.zero=2", "layout.zero=3 optimizer.in_backward=true"},
-        {"init=base lora.rank=2 lora.base=nf4", "layout.zero=2", "layout.zero=3"}};
-    (void)state;
-    skip_without_emulator();
+typedef struct TwoLayouts { const char *settings, *layout, *other; } TwoLayouts;
+
+static void check_layouts(const TwoLayouts *cases, size_t count) {
     one_card("base");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < count; i++) {
         const char *const layouts[] = {cases[i].layout, cases[i].other};
         assert_int_equal(system("rm -rf cards-0 cards-1"), 0);
         for (int j = 0; j < 2; j++) {
@@ -95,6 +87,28 @@ static void two_cards_keep_their_bits_with_shards_and_updates_within(void **stat
         assert_same_steps("cards-1", "cards-0");
         if (!strstr(cases[i].settings, "pure_bf16")) assert_same_tensors("cards-1", "cards-0", SOME_STEPS, "", 0);
     }
+}
+
+static void two_cards_keep_their_bits_with_state_in_host_memory(void **state) {
+    static const TwoLayouts cases[] = {{"optimizer.name=muon", "layout.zero=1", "layout.zero=1 offload=optimizer"},
+        {"precision=pure_bf16 optimizer.name=adamw_8bit", "layout.zero=2", "layout.zero=2 offload=optimizer"},
+        {"", "layout.zero=3", "layout.zero=3 optimizer.in_backward=true offload=optimizer"},
+        {"init=base lora.rank=2 lora.base=nf4", "layout.zero=3", "layout.zero=3 offload=optimizer"}};
+    (void)state;
+    skip_without_emulator();
+    check_layouts(cases, sizeof cases / sizeof *cases);
+}
+
+/* Programs are replayed from the third step on. With two ranks a sum has one order, so neither updates within the backward pass nor
+ * shards of frozen matrices change a bit. */
+static void two_cards_keep_their_bits_with_shards_and_updates_within(void **state) {
+    static const TwoLayouts cases[] = {{"", "layout.zero=3", "layout.zero=3 optimizer.in_backward=true"},
+        {"precision=pure_bf16 optimizer.name=adamw_8bit", "layout.zero=3", "layout.zero=3 optimizer.in_backward=true"},
+        {"init=base lora.rank=2", "layout.zero=2", "layout.zero=3 optimizer.in_backward=true"},
+        {"init=base lora.rank=2 lora.base=nf4", "layout.zero=2", "layout.zero=3"}};
+    (void)state;
+    skip_without_emulator();
+    check_layouts(cases, sizeof cases / sizeof *cases);
 }
 
 /* Casts of fp8 that compute what makes their tensors, and so add to gradients of norms later than the program's order says, beside
@@ -189,6 +203,7 @@ int main(void) {
     setenv("SMELT", program, 1);
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(two_cards_have_the_losses_of_one),
+        TRAIN_TEST(two_cards_keep_their_bits_with_state_in_host_memory),
         TRAIN_TEST(two_cards_keep_their_bits_with_shards_and_updates_within),
         TRAIN_TEST(two_cards_have_the_losses_of_one_with_delayed_scaling),
         TRAIN_TEST(two_cards_generate_the_text_of_one),

@@ -35,6 +35,10 @@ static void cpu_fill(UNUSED Device *device, void *memory, int byte, int64_t byte
 
 static void cpu_copy(UNUSED Device *device, void *to, const void *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
 
+static void cpu_stream_copy(Device *device, void *to, const void *from, int64_t bytes, UNUSED DeviceStream *stream) {
+    cpu_copy(device, to, from, bytes);
+}
+
 /* -- Work ---------------------------------------------------------------------------------------------------------- */
 
 static void cpu_cast_to_bf16(UNUSED Device *device, uint16_t *to, const float *from, int64_t count) { bf16_from_floats(to, from, count); }
@@ -85,8 +89,9 @@ static double cpu_event_seconds(UNUSED const Device *device, DeviceEvent *from, 
 static const DeviceMethods methods = {
 #define CPU(name) .name = cpu_##name
     CPU(available), CPU(allocate), CPU(free), .allocate_host = cpu_allocate, .free_host = cpu_free, CPU(fill), .upload = cpu_copy,
-    .download = cpu_copy, CPU(copy), CPU(cast_to_bf16), CPU(cast_to_float), CPU(normals), CPU(gemm), .gemm_fp8 = cpu_device_gemm_fp8,
-    CPU(gemm_rounding), CPU(event_open), CPU(event_close), CPU(event_record), CPU(event_seconds)
+    .download = cpu_copy, .stream_upload = cpu_stream_copy, .stream_download = cpu_stream_copy, CPU(copy), CPU(cast_to_bf16),
+    CPU(cast_to_float), CPU(normals), CPU(gemm), .gemm_fp8 = cpu_device_gemm_fp8, CPU(gemm_rounding), CPU(event_open), CPU(event_close),
+    CPU(event_record), CPU(event_seconds)
 #undef CPU
 };
 

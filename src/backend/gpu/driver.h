@@ -111,6 +111,7 @@ void staging_close(Gpu *gpu);
 /* Allocates pinned host memory, whose copies are not staged. NULL if refused. */
 void *staging_pin(Gpu *gpu, int64_t bytes);
 void staging_unpin(Gpu *gpu, void *memory);
+int64_t staging_pinned_bytes(const Gpu *gpu);
 
 /* NVIDIA's libnvJitLink, opened at run time. It compiles one kernel per thread at once, while
  * the driver compiles them one after another (ptx.c). ptx_open returns NULL if the library is

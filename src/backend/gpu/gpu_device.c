@@ -1,8 +1,10 @@
 /* A GPU of AMD or NVIDIA as a device: device/device.h over the vendor's runtime library. Work is
  * asynchronous and in order on one stream; the first failure is kept, and all later work is
  * skipped. Owns the Gpu. Opened by backend.c. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "backend/gpu/autotune_cache_internal.h"
 #include "backend/gpu/driver.h"
@@ -57,11 +59,28 @@ static void gpu_free(Device *device, void *memory, int64_t bytes) {
     GPU_CALL(gpu, release, memory);
 }
 
+/* Some drivers count pinned memory as locked memory of the process. */
+static bool refuse_pinned(const Device *device, int64_t bytes, Error *error) {
+    char limit[32] = "unlimited";
+    struct rlimit locked;
+    if (getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY)
+        snprintf(limit, sizeof limit, "%lld KiB", (long long)(locked.rlim_cur >> 10));
+    return error_set(error, ERROR_MEMORY,
+        "the driver of %s cannot pin %lld bytes of host memory: %lld are pinned already, %lld are available, and ulimit -l is %s. Raise "
+        "ulimit -l, or use a machine with more host memory",
+        device->info.name, (long long)bytes, (long long)staging_pinned_bytes(gpu_of(device)), (long long)memory_available(), limit);
+}
+
+static void clear_pinned(char *memory, int64_t bytes) {
+    const int64_t block = 1 << 20;
+#pragma omp parallel for schedule(static)
+    for (int64_t at = 0; at < bytes; at += block) memset(memory + at, 0, (size_t)(bytes - at < block ? bytes - at : block));
+}
+
 static void *gpu_allocate_host(Device *device, int64_t bytes, Error *error) {
     void *memory = staging_pin(gpu_of(device), bytes);
-    if (!memory)
-        error_set(
-            error, ERROR_MEMORY, "the driver of %s cannot allocate %lld bytes of pinned host memory", device->info.name, (long long)bytes);
+    if (!memory && !refuse_pinned(device, bytes, error)) return NULL;
+    clear_pinned(memory, bytes);
     return memory;
 }
 
@@ -85,6 +104,18 @@ static void gpu_download(Device *device, void *to, const void *from, int64_t byt
 static void gpu_copy(Device *device, void *to, const void *from, int64_t bytes) {
     Gpu *gpu = gpu_of(device);
     if (bytes && is_ready(gpu)) GPU_CALL(gpu, copy, to, (void *)from, (size_t)bytes, gpu->stream);
+}
+
+static void *stream_of(const Gpu *gpu, DeviceStream *stream) { return stream ? (void *)stream : gpu->stream; }
+
+static void gpu_stream_upload(Device *device, void *to, const void *from, int64_t bytes, DeviceStream *stream) {
+    Gpu *gpu = gpu_of(device);
+    if (bytes && is_ready(gpu)) GPU_CALL(gpu, upload, to, from, (size_t)bytes, stream_of(gpu, stream));
+}
+
+static void gpu_stream_download(Device *device, void *to, const void *from, int64_t bytes, DeviceStream *stream) {
+    Gpu *gpu = gpu_of(device);
+    if (bytes && is_ready(gpu)) GPU_CALL(gpu, download, to, (void *)from, (size_t)bytes, stream_of(gpu, stream));
 }
 
 static void *gpu_view(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error) {
@@ -178,8 +209,6 @@ static void gpu_overlap_launches(Device *device, bool overlap) {
 
 /* -- Streams, events, time ----------------------------------------------------------------------------------------- */
 
-static void *stream_of(const Gpu *gpu, DeviceStream *stream) { return stream ? (void *)stream : gpu->stream; }
-
 static DeviceStream *gpu_stream_open(Device *device, bool urgent) { return driver_open_stream(gpu_of(device), urgent); }
 
 static void gpu_stream_close(Device *device, DeviceStream *stream) {
@@ -231,11 +260,11 @@ static void gpu_close(Device *device) {
 static const DeviceMethods methods = {
 #define GPU(name) .name = gpu_##name
     GPU(close), GPU(ok), GPU(available), GPU(allocate), GPU(free), GPU(allocate_host), GPU(free_host), GPU(view), GPU(view_close),
-    GPU(fill), GPU(upload), GPU(download), GPU(copy), GPU(synchronize), GPU(share), GPU(share_open), GPU(share_close),
-    GPU(overlap_launches), GPU(cast_to_bf16), GPU(cast_to_float), GPU(normals), .gemm = gpu_gemm_fastest, GPU(gemm_own),
-    .gemm_fp8 = gpu_gemm_fp8_chosen, GPU(gemm_library), GPU(prepare_begin), GPU(prepare_end), GPU(record_begin), GPU(record_end),
-    GPU(replay), GPU(recording_free), GPU(stream_open), GPU(stream_close), GPU(event_open), GPU(event_close), GPU(event_record),
-    GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread)
+    GPU(fill), GPU(upload), GPU(download), GPU(stream_upload), GPU(stream_download), GPU(copy), GPU(synchronize), GPU(share),
+    GPU(share_open), GPU(share_close), GPU(overlap_launches), GPU(cast_to_bf16), GPU(cast_to_float), GPU(normals), .gemm = gpu_gemm_fastest,
+    GPU(gemm_own), .gemm_fp8 = gpu_gemm_fp8_chosen, GPU(gemm_library), GPU(prepare_begin), GPU(prepare_end), GPU(record_begin),
+    GPU(record_end), GPU(replay), GPU(recording_free), GPU(stream_open), GPU(stream_close), GPU(event_open), GPU(event_close),
+    GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread)
 #undef GPU
 };
 

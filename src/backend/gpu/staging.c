@@ -35,6 +35,12 @@ void staging_unpin(Gpu *gpu, void *memory) {
     GPU_CALL(gpu, release_host, memory);
 }
 
+int64_t staging_pinned_bytes(const Gpu *gpu) {
+    int64_t bytes = 0;
+    for (int i = 0; i < gpu->pinned_count; i++) bytes += gpu->pinned[i].bytes;
+    return bytes;
+}
+
 static bool is_pinned(const Gpu *gpu, const char *memory) {
     for (int i = 0; i < gpu->pinned_count; i++)
         if (memory >= gpu->pinned[i].memory && memory < gpu->pinned[i].memory + gpu->pinned[i].bytes) return true;
