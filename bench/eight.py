@@ -24,9 +24,11 @@ from parallel import Case
 HERE = os.path.dirname(os.path.abspath(__file__))
 LLAMA_70B = {"layers": 80, "width": 8192, "query_heads": 64, "ffn_width": 28672}  # else as llama-8b
 FP8 = {"fp8.recipe": "tensor"}
+WITHIN = {"precision": "pure_bf16", "optimizer.name": "adamw_8bit", "optimizer.in_backward": "true", "optimizer.clip": 0, "recompute": "block"}
 ROWS = {
     "llama-70b-zero3": Case("llama-70b", 8192, 1, 8, {"layout.zero": 3}, "fsdp", {}),
     "llama-70b-zero3-fp8": Case("llama-70b", 8192, 1, 8, {"layout.zero": 3}, "", FP8),
+    "llama-70b-zero3-within": Case("llama-70b", 8192, 1, 8, {"layout.zero": 3}, "", WITHIN),
     "llama-70b-tp8": Case("llama-70b", 8192, 1, 1, {"layout.tp": 8}, "tp", {}),
     "llama-70b-tp4-pp2": Case("llama-70b", 8192, 1, 8, {"layout.tp": 4, "layout.pp": 2}, "", {}),
     "llama-8b-zero1": Case("llama-8b", 8192, 1, 8, {"layout.zero": 1}, "", {}),
