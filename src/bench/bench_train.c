@@ -34,10 +34,6 @@ typedef struct Trainer {
 static void close_session(Trainer *trainer) { session_free(&trainer->session); }
 
 static int64_t rows_per_microbatch(const Config *config) { return config->batch.sequences * config->data.length; }
-/* Returns the microbatches of a step on this rank. */
-static int64_t microbatches(const Session *session) {
-    return session->config->batch.tokens / (rows_per_microbatch(session->config) * mesh_size(session->mesh, AXES_DATA));
-}
 
 static void set_microbatch(Config *config, int64_t groups, int64_t sequences, int64_t accumulation) {
     assert(sequences > 0 && config->data.length > 0);
@@ -131,7 +127,7 @@ static void put_scales(const Session *session) {
     const Config *config = session->config;
     const Program *training = &session->training;
     bool images = model_makes_images(&config->model); /* rows have weights: the loss is a mean over samples */
-    double all = (double)(microbatches(session) * mesh_size(session->mesh, AXES_DATA | AXES_ROWS));
+    double all = (double)(session_step_microbatches(session) * mesh_size(session->mesh, AXES_DATA | AXES_ROWS));
     executor_set_scalar(
         training->executor, training->model.scale, (images ? (double)config->data.length : 1.0) / (double)config->batch.tokens);
     executor_set_scalar(training->executor, training->model.share, 1.0 / all);
@@ -139,27 +135,24 @@ static void put_scales(const Session *session) {
     exchange_put_amax(training->exchange);
 }
 
-/* Stages of a pipeline have the inputs of several microbatches. */
-static void load_slot(void *context, int64_t microbatch) {
+/* Data stay in the inputs, except that stages of a pipeline have inputs of several microbatches. */
+static void load_bench_inputs(void *context, int64_t microbatch) {
     const Session *session = context;
     (void)microbatch;
     put_scales(session);
-    fill_inputs(session);
+    if (session->pipeline) fill_inputs(session);
 }
 
 /* Runs the microbatches of a step; the gradients are complete afterwards. */
 static bool run_microbatches(Session *session, Profile *profile, Error *error) {
-    const Program *training = &session->training;
-    const ProgramWork work = {.microbatches = microbatches(session),
-        .load = session->pipeline ? load_slot : NULL,
+    const ProgramWork work = {.microbatches = session_step_microbatches(session),
+        .load = load_bench_inputs,
         .context = session,
         .hook = profile ? profile_node : NULL,
         .hook_context = profile};
-    if (!exchange_find_amax(training->exchange, error)) return false;
-    if (!session->pipeline) put_scales(session);
-    program_run(training, &work);
-    exchange_finish_gradients(training->exchange);
-    return executor_finish(training->executor, error) && amax_history_agree(session->history, training->executor, error);
+    if (!session_run(session, &work, error)) return false;
+    Executor *executor = session->training.executor;
+    return executor_finish(executor, error) && amax_history_agree(session->history, executor, error);
 }
 
 /* Sets the norm of the gradients of all ranks. */
@@ -200,7 +193,7 @@ static bool run_timed_step(Session *session, Profile *profile, Error *error) {
  * the device records programs, a second one records the program. */
 static bool time_steps(Session *session, int64_t steps, double *seconds, Error *error) {
     Device *device = session->device;
-    int64_t warm = device_info(device)->records && microbatches(session) == 1 ? 2 : 1;
+    int64_t warm = device_info(device)->records && session_step_microbatches(session) == 1 ? 2 : 1;
     for (int64_t i = 0; i < warm; i++)
         if (!run_timed_step(session, NULL, error)) return false;
     device_synchronize(device);
@@ -300,10 +293,10 @@ static bool measure_trainer(Trainer *trainer, const TrainMeasure *measure, Train
         return false;
     if (config->profile && !profile_steps(session, config->profile, error)) return false;
     *speed = (TrainSpeed){.microbatch = sequences,
-        .accumulation = microbatches(session),
+        .accumulation = session_step_microbatches(session),
         .step_seconds = seconds,
         .tokens_per_second = (double)config->batch.tokens / seconds / ranks,
-        .flops = session->size.flops * (double)(microbatches(session) * trainer->groups) / seconds / ranks,
+        .flops = session->size.flops * (double)(session_step_microbatches(session) * trainer->groups) / seconds / ranks,
         .memory = device_info(trainer->device)->host_memory ? memory_peak() : session_budget(session).total,
         .parameters = session->size.parameters};
     return comm_host_all_reduce(trainer->comm, "memory", &speed->memory, 1, COMM_I64, COMM_MAX, error);

@@ -33,6 +33,7 @@ static const Case cases[] = {
     {"bf16", 4, LLAMA, "layout.zero=2 precision=bf16 layout.reduce=bf16 layout.shard=2 batch.sequences=1 batch.tokens=1024"},
     {"within", 4, LLAMA, "layout.zero=1 optimizer.in_backward=true optimizer.clip=0 batch.sequences=1 batch.tokens=1024"},
     {"within_shards", 4, LLAMA, "layout.zero=3 optimizer.in_backward=true optimizer.clip=0 batch.sequences=1 batch.tokens=1024"},
+    {"adapters", 4, LLAMA, "layout.zero=3 lora.rank=2 lora.base=nf4 precision=bf16 batch.sequences=1 batch.tokens=1024"},
     {"experts", 4, ZAYA, "layout.ep=2 layout.zero=1 batch.sequences=1 batch.tokens=1024"},
     {"ring", 4, LLAMA, "layout.cp=4 layout.cp_exchange=ring layout.zero=1 batch.sequences=1 batch.tokens=512"},
     {"stages", 4, LLAMA, "layout.pp=2 layout.tp=2 layout.pp_schedule=zero-bubble layout.zero=1 batch.sequences=1 batch.tokens=1024"},
