@@ -64,8 +64,8 @@ static void build_convolution(Check *check, const void *argument) {
 
 static void convolutions_stay_in_their_document_and_sequence(void **state) {
     (void)state;
-    static const ConvolutionShape shapes[] = {
-        {1, 1, 3, 4, {0, 9}}, {1, 9, 5, 4, {0, 4}}, {3, 7, 8, 2, {2, 40}}, {2, 70, 70, 4, {5, 33}}, {1, 6, 300, 8, {0, 6}}};
+    static const ConvolutionShape shapes[] = {{1, 1, 3, 4, {0, 9}}, {1, 9, 5, 4, {0, 4}}, {3, 7, 8, 2, {2, 40}}, {2, 70, 70, 4, {5, 33}},
+        {1, 6, 300, 8, {0, 6}}, {2, 67, 12, 4, {5, 66}}, {1, 130, 7, 6, {0, 129}}};
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_convolution, &shapes[i], (CheckBounds){0});
 }
 
@@ -86,7 +86,7 @@ static void build_continued_convolution(Check *check, const void *argument) {
 
 static void a_history_precedes_the_rows(void **state) {
     (void)state;
-    static const ConvolutionShape shapes[] = {{1, 2, 3, 4}, {2, 9, 8, 4}, {5, 6, 300, 2}};
+    static const ConvolutionShape shapes[] = {{1, 2, 3, 4}, {2, 9, 8, 4}, {5, 6, 300, 2}, {66, 133, 8, 5}, {3, 7, 5, 7}};
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_continued_convolution, &shapes[i], (CheckBounds){.forward_only = true});
 }
 
