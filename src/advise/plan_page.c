@@ -81,6 +81,8 @@ static bool print_plan_memory(const Session *session, int64_t available, FILE *f
     int ranks = layout_all_ranks(session->layout);
     if (ranks > 1) fprintf(file, "of one of %d ranks, ", ranks);
     budget_print(&budget, available, file);
+    Error refused = {0};
+    if (!session_check_host_memory(session, 1, &refused)) fprintf(file, "%s\n", refused.message);
     if (!print_without_fp8(session, file, error)) return false;
     if (available >= 0 && budget.total > available) {
         Fit fits[MOST_FITS];

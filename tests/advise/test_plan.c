@@ -301,6 +301,10 @@ static void state_in_host_memory_makes_a_model_fit(void **state) {
     assert_true(fabs((double)budget.hosted / (12 * parameters) - 1) < 1e-3);
     assert_true(budget.master < 16 << 20 && budget.optimizer < 32 << 20 && budget.scratch <= (int64_t)5 << 28);
     assert_true((double)(budget.total - budget.activations) < 6 * parameters + 1.5 * billion);
+    assert_false(session_check_host_memory(&whole, 1 << 20, &error)); /* ranks beside each other */
+    assert_int_equal(error.code, ERROR_MEMORY);
+    assert_non_null(strstr(error.message, "offload=optimizer needs"));
+    assert_non_null(strstr(error.message, "offload=none"));
     set(&given, "optimizer.in_backward=true");
     SCOPED(session_free) Session within = {0};
     assert_true(session_plan(&within, &given.config, h100, &error));
