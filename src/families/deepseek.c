@@ -186,6 +186,114 @@ static void put(json_t *object, const ModelConfig *c) {
     if (v3) hf_put_integer(object, "num_nextn_predict_layers", 0);
 }
 
+/* -- GGUF ----------------------------------------------------------------------------------------------------------- */
+
+static bool check_gguf(const ModelConfig *c, Error *error) {
+    if (!c->rope_interleave)
+        return error_set(
+            error, ERROR_USAGE, "model.rope_interleave=false: llama.cpp's deepseek2 rotates neighboring channels: export a folder instead");
+    if (c->rope_attention_factor != 1)
+        return error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g: llama.cpp's deepseek2 has none: export a folder instead",
+            c->rope_attention_factor);
+    if (c->norm_epsilon != 1e-6)
+        return error_set(error, ERROR_USAGE,
+            "model.norm_epsilon=%g: llama.cpp's deepseek2 normalizes latents with it, not with 1e-6 as transformers: export a folder "
+            "instead",
+            c->norm_epsilon);
+    if ((c->layers == 26 || c->layers == 27) != !c->q_lora_rank)
+        return error_set(error, ERROR_USAGE,
+            "model.q_lora_rank=%lld and model.layers=%lld: llama.cpp's deepseek2 has no latents of queries with 26 or 27 layers, and has "
+            "them otherwise: export a folder instead",
+            (long long)c->q_lora_rank, (long long)c->layers);
+    if (!fits_v3(c) && c->expert_groups > 1)
+        return error_set(error, ERROR_USAGE,
+            "model.expert_groups=%lld: llama.cpp chooses groups of experts as DeepSeek-V3 does only: export a folder instead",
+            (long long)c->expert_groups);
+    return gguf_check_scaling(c, error);
+}
+
+static bool read_gguf(const GgufKeys *keys) {
+    int64_t dense = 0, query_latents = 0, groups = 1, chosen = 1, columns = 0, rotated = 0, width = 0, key_heads = 0;
+    int64_t heads = gguf_field(keys, "num_attention_heads");
+    json_t *object = keys->object;
+    if (!gguf_key_count(keys, "leading_dense_block_count", &dense) || !gguf_key_integer(keys, "attention.q_lora_rank", &query_latents) ||
+        !gguf_key_integer(keys, "expert_group_count", &groups) || !gguf_key_integer(keys, "expert_group_used_count", &chosen) ||
+        !gguf_key_integer(keys, "attention.key_length", &columns) || !gguf_key_integer(keys, "rope.dimension_count", &rotated) ||
+        !gguf_key_integer(keys, "feed_forward_length", &width) || !gguf_key_integer(keys, "attention.head_count_kv", &key_heads))
+        return false;
+    if (key_heads != heads)
+        return gguf_key_refuse(
+            keys, "attention.head_count_kv", "is not attention.head_count: smelt reads attn_kv_b, not attn_k_b and attn_v_b");
+    if (columns <= rotated || !rotated) return gguf_key_refuse(keys, "attention.key_length", "is not above rope.dimension_count");
+    if (!width) return gguf_key_refuse(keys, "feed_forward_length", "is missing");
+    hf_put_integer(object, "num_key_value_heads", heads);
+    hf_put_integer(object, "qk_nope_head_dim", columns - rotated);
+    hf_put_integer(object, "qk_rope_head_dim", rotated);
+    hf_put_integer(object, "intermediate_size", width);
+    hf_put_integer(object, "first_k_dense_replace", dense);
+    hf_put(object, "q_lora_rank", query_latents ? json_integer(query_latents) : json_null());
+    hf_put_integer(object, "n_group", groups);
+    hf_put_integer(object, "topk_group", chosen);
+    return true;
+}
+
+/* Such a router renormalizes nothing. */
+static bool read_v2_gguf(const GgufKeys *keys) {
+    if (json_is_true(json_object_get(keys->object, "norm_topk_prob")))
+        return gguf_key_refuse(keys, "expert_weights_norm", "must be false with softmax scores");
+    return read_gguf(keys);
+}
+
+static void put_gguf(GgufWriter *writer, const ModelConfig *c) {
+    gguf_put_number(writer, c, "feed_forward_length", model_mixes_layers(c) ? c->dense_ffn : c->ffn);
+    gguf_put_number(writer, c, "leading_dense_block_count", c->experts_first);
+    if (c->q_lora_rank) gguf_put_number(writer, c, "attention.q_lora_rank", c->q_lora_rank);
+    if (c->expert_groups > 1) {
+        gguf_put_number(writer, c, "expert_group_count", c->expert_groups);
+        gguf_put_number(writer, c, "expert_group_used_count", c->groups_chosen);
+    }
+    gguf_put_scores(writer, c);
+}
+
+static const GgufRow gguf_rows[] = {
+    {"feed_forward_length", ROW_READ, 0, false, NULL},
+    {"leading_dense_block_count", ROW_READ, 0, false, NULL},
+    {"attention.value_length", ROW_INTEGER, GGUF_AT(value_dim), true, "v_head_dim"},
+    {"attention.q_lora_rank", ROW_READ, 0, false, NULL},
+    {"attention.kv_lora_rank", ROW_INTEGER, GGUF_AT(kv_lora_rank), true, "kv_lora_rank"},
+    {"expert_feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "moe_intermediate_size"},
+    {"expert_count", ROW_INTEGER, GGUF_AT(experts), true, "n_routed_experts"},
+    {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"},
+    {"expert_shared_count", ROW_INTEGER, GGUF_AT(shared_experts), true, "n_shared_experts"},
+    {"expert_weights_scale", ROW_REAL, GGUF_AT(gate_scale), false, "routed_scaling_factor"},
+    {"expert_weights_norm", ROW_BOOLEAN, GGUF_AT(renormalise), false, "norm_topk_prob"},
+    {"expert_gating_func", ROW_READ, 0, false, NULL},
+    {"expert_group_count", ROW_READ, 0, false, NULL},
+    {"expert_group_used_count", ROW_READ, 0, false, NULL},
+    {"rope.scaling.yarn_log_multiplier", ROW_READ, 0, false, NULL},
+    {NULL, ROW_READ, 0, false, NULL},
+};
+static const GgufName gguf_names[] = {
+    {"self_attn.q_a_proj.", "attn_q_a."},
+    {"self_attn.q_a_layernorm.", "attn_q_a_norm."},
+    {"self_attn.q_b_proj.", "attn_q_b."},
+    {"self_attn.kv_a_proj_with_mqa.", "attn_kv_a_mqa."},
+    {"self_attn.kv_a_layernorm.", "attn_kv_a_norm."},
+    {"self_attn.kv_b_proj.", "attn_kv_b."},
+    {"mlp.shared_experts.gate_proj.", "ffn_gate_shexp."},
+    {"mlp.shared_experts.up_proj.", "ffn_up_shexp."},
+    {"mlp.shared_experts.down_proj.", "ffn_down_shexp."},
+    {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias"},
+    {NULL, NULL},
+};
+#define GGUF_DEEPSEEK \
+    .architecture = "deepseek2", .experts = true, .rotary = true, .latent = true, .rows = gguf_rows, .names = gguf_names, \
+    .put = put_gguf, .check = check_gguf
+static const GgufClass gguf_v2 = {GGUF_DEEPSEEK, .scores = GGUF_SOFTMAX, .read = read_v2_gguf};
+static const GgufClass gguf_v3 = {GGUF_DEEPSEEK, .scores = GGUF_SIGMOID, .read = read_gguf};
+
+/* -- The classes ----------------------------------------------------------------------------------------------------- */
+
 static void start_v3(ModelConfig *c) { c->router_scores = SCORES_SIGMOID; }
 
 static const HfClass v2 = {.model_type = "deepseek_v2",
@@ -197,7 +305,8 @@ static const HfClass v2 = {.model_type = "deepseek_v2",
     .check = check_class,
     .put = put,
     .list = hf_list_experts,
-    .layouts = {HF_STACKED}};
+    .layouts = {HF_STACKED},
+    .gguf = &gguf_v2};
 static const HfClass v3 = {.model_type = "deepseek_v3",
     .architecture = "DeepseekV3ForCausalLM",
     .tables = {{v3_fields, latent_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
@@ -209,7 +318,8 @@ static const HfClass v3 = {.model_type = "deepseek_v3",
     .check = check_class,
     .put = put,
     .list = hf_list_experts,
-    .layouts = {HF_STACKED}};
+    .layouts = {HF_STACKED},
+    .gguf = &gguf_v3};
 
 /* V3's model in a folder of Kimi-K2, and with the fields of GLM-4.7-Flash. */
 static const HfClass kimi_k2 = {.model_type = "kimi_k2",

@@ -156,6 +156,92 @@ static void put_gemma3(json_t *object, const ModelConfig *c) {
     hf_put_sliding_layers(object, c);
 }
 
+/* -- GGUF ----------------------------------------------------------------------------------------------------------- */
+
+/* llama.cpp derives the divisor of scores from the sizes, for the largest model from the width of a head's share. */
+static int64_t gguf_scalar(int64_t layers, int64_t largest, int64_t width, int64_t heads, int64_t head_dim) {
+    return layers == largest ? width / heads : head_dim;
+}
+enum { LARGEST_GEMMA2 = 46, LARGEST_GEMMA3 = 62 }; /* layers of the models with 27B parameters */
+
+static bool check_gguf(const ModelConfig *c, Error *error) {
+    int64_t scalar = gguf_scalar(c->layers, c->qk_norm ? LARGEST_GEMMA3 : LARGEST_GEMMA2, c->width, c->heads, c->head_dim);
+    if ((int64_t)scalar_of(c) != scalar)
+        return error_set(error, ERROR_USAGE,
+            "model.softmax_scale=%g: llama.cpp divides scores of a model with these sizes by sqrt(%lld): export a folder instead",
+            c->softmax_scale, (long long)scalar);
+    return gguf_check_scaling(c, error);
+}
+
+static bool check_gemma2_gguf(const ModelConfig *c, Error *error) {
+    if (!c->tied)
+        return error_set(error, ERROR_USAGE, "model.tied=false: llama.cpp's gemma2 has no head of its own: export a folder instead");
+    if (!(c->score_cap > 0) || !(c->logit_cap > 0))
+        return error_set(error, ERROR_USAGE,
+            "model.score_cap=%g and model.logit_cap=%g: llama.cpp's gemma2 has both: export a folder instead", c->score_cap, c->logit_cap);
+    return check_gguf(c, error);
+}
+
+static bool read_gguf(const GgufKeys *keys, int64_t largest) {
+    int64_t heads = gguf_field(keys, "num_attention_heads");
+    hf_put_integer(keys->object, "query_pre_attn_scalar",
+        gguf_scalar(gguf_field(keys, "num_hidden_layers"), largest, gguf_field(keys, "hidden_size"), heads, gguf_field(keys, "head_dim")));
+    return gguf_read_padding(keys);
+}
+static bool read_gemma2_gguf(const GgufKeys *keys) { return read_gguf(keys, LARGEST_GEMMA2); }
+
+/* Only layers without the window have a scaling of positions. */
+static bool read_gemma3_gguf(const GgufKeys *keys) {
+    json_t *rope = json_incref(json_object_get(keys->object, "rope_parameters"));
+    json_object_del(keys->object, "rope_parameters");
+    hf_put(keys->object, "rope_theta", json_incref(json_object_get(rope, "rope_theta")));
+    json_object_del(rope, "rope_theta");
+    if (json_object_size(rope)) hf_put(keys->object, "rope_scaling", json_incref(rope));
+    json_decref(rope);
+    double theta = 10000;
+    if (!gguf_key_real(keys, "rope.freq_base_swa", &theta)) return false;
+    hf_put(keys->object, "rope_local_base_freq", json_real(gguf_shortest(theta)));
+    return read_gguf(keys, LARGEST_GEMMA3);
+}
+
+/* The base of layers with the window; llama.cpp takes 10000 for it if a file has none. */
+static void put_gemma3_gguf(GgufWriter *writer, const ModelConfig *c) {
+    gguf_put_real(writer, "gemma3.rope.freq_base_swa", model_rope_theta(c, true));
+}
+
+static const GgufRow gemma2_rows[] = {
+    {"attn_logit_softcapping", ROW_REAL, GGUF_AT(score_cap), true, "attn_logit_softcapping"},
+    {"final_logit_softcapping", ROW_REAL, GGUF_AT(logit_cap), true, "final_logit_softcapping"},
+    {NULL, ROW_READ, 0, false, NULL},
+};
+static const GgufRow gemma3_rows[] = {
+    {"rope.freq_base_swa", ROW_READ, 0, false, NULL},
+    {NULL, ROW_READ, 0, false, NULL},
+};
+static const GgufName gguf_names[] = {
+    {"post_attention_layernorm.", "post_attention_norm."},
+    {"pre_feedforward_layernorm.", "ffn_norm."},
+    {"post_feedforward_layernorm.", "post_ffw_norm."},
+    {NULL, NULL},
+};
+static const GgufClass gguf_gemma2 = {.architecture = "gemma2",
+    .rotary = true,
+    .window_period = 2,
+    .rows = gemma2_rows,
+    .names = gguf_names,
+    .read = read_gemma2_gguf,
+    .check = check_gemma2_gguf};
+static const GgufClass gguf_gemma3 = {.architecture = "gemma3",
+    .rotary = true,
+    .window_period = 6,
+    .rows = gemma3_rows,
+    .names = gguf_names,
+    .read = read_gemma3_gguf,
+    .put = put_gemma3_gguf,
+    .check = check_gguf};
+
+/* -- The classes ----------------------------------------------------------------------------------------------------- */
+
 static void start_gemma3(ModelConfig *c) { c->qk_norm = true; }
 static bool fits_gemma3(const ModelConfig *c) { return c->qk_norm; }
 
@@ -164,7 +250,8 @@ static const HfClass gemma2 = {.model_type = "gemma2",
     .tables = {{gemma2_fields, fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
     .gain_offset = 1,
     .check = check_gemma2,
-    .put = put_gemma2};
+    .put = put_gemma2,
+    .gguf = &gguf_gemma2};
 static const HfClass gemma3 = {.model_type = "gemma3_text",
     .architecture = "Gemma3ForCausalLM",
     .tables = {{gemma3_fields, fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
@@ -172,7 +259,8 @@ static const HfClass gemma3 = {.model_type = "gemma3_text",
     .start = start_gemma3,
     .fits = fits_gemma3,
     .check = check_gemma3,
-    .put = put_gemma3};
+    .put = put_gemma3,
+    .gguf = &gguf_gemma3};
 static const HfClass *const classes[] = {&gemma3, &gemma2, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */

@@ -58,6 +58,62 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put_integer(object, "num_nextn_predict_layers", 0);
 }
 
+static bool check_gguf(const ModelConfig *c, Error *error) {
+    if (c->expert_groups > 1)
+        return error_set(error, ERROR_USAGE,
+            "model.expert_groups=%lld: llama.cpp's glm4moe has no groups of experts: export a folder instead", (long long)c->expert_groups);
+    return gguf_check_scaling(c, error);
+}
+
+static bool read_gguf(const GgufKeys *keys) {
+    int64_t dense = 0, layers = 0, width = 0;
+    if (!gguf_key_integer(keys, "feed_forward_length", &width)) return false;
+    if (!width) return gguf_key_refuse(keys, "feed_forward_length", "is missing");
+    hf_put_integer(keys->object, "intermediate_size", width);
+    if (!gguf_key_count(keys, "leading_dense_block_count", &dense) || !gguf_key_count(keys, "nextn_predict_layers", &layers)) return false;
+    if (layers) return gguf_key_refuse(keys, "nextn_predict_layers", "must be 0: smelt does not read layers of multi-token prediction");
+    hf_put_integer(keys->object, "first_k_dense_replace", dense);
+    hf_put(keys->object, "attention_bias", json_boolean(gguf_tensor(keys->file, "blk.0.attn_q.bias") != NULL));
+    hf_put(keys->object, "use_qk_norm", json_boolean(gguf_tensor(keys->file, "blk.0.attn_q_norm.weight") != NULL));
+    return gguf_check_scores(keys, true);
+}
+
+static void put_gguf(GgufWriter *writer, const ModelConfig *c) {
+    gguf_put_number(writer, c, "feed_forward_length", model_mixes_layers(c) ? c->dense_ffn : c->ffn);
+    gguf_put_number(writer, c, "leading_dense_block_count", c->experts_first);
+    gguf_put_scores(writer, c);
+}
+
+static const GgufRow gguf_rows[] = {
+    {"feed_forward_length", ROW_READ, 0, false, NULL},
+    {"expert_feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "moe_intermediate_size"},
+    {"expert_count", ROW_INTEGER, GGUF_AT(experts), true, "n_routed_experts"},
+    {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"},
+    {"expert_shared_count", ROW_INTEGER, GGUF_AT(shared_experts), true, "n_shared_experts"},
+    {"expert_weights_scale", ROW_REAL, GGUF_AT(gate_scale), false, "routed_scaling_factor"},
+    {"expert_weights_norm", ROW_BOOLEAN, GGUF_AT(renormalise), false, "norm_topk_prob"},
+    {"expert_gating_func", ROW_READ, 0, false, NULL},
+    {"leading_dense_block_count", ROW_READ, 0, false, NULL},
+    {"nextn_predict_layers", ROW_READ, 0, false, NULL},
+    {NULL, ROW_READ, 0, false, NULL},
+};
+static const GgufName gguf_names[] = {
+    {"post_attention_layernorm.", "post_attention_norm."},
+    {"mlp.shared_experts.gate_proj.", "ffn_gate_shexp."},
+    {"mlp.shared_experts.up_proj.", "ffn_up_shexp."},
+    {"mlp.shared_experts.down_proj.", "ffn_down_shexp."},
+    {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias"},
+    {NULL, NULL},
+};
+static const GgufClass gguf = {.architecture = "glm4moe",
+    .experts = true,
+    .rotary = true,
+    .rows = gguf_rows,
+    .names = gguf_names,
+    .read = read_gguf,
+    .put = put_gguf,
+    .check = check_gguf};
+
 static void start(ModelConfig *c) { c->router_scores = SCORES_SIGMOID; }
 
 static const HfClass class = {.model_type = "glm4_moe",
@@ -69,7 +125,8 @@ static const HfClass class = {.model_type = "glm4_moe",
     .start = start,
     .put = put,
     .list = hf_list_experts,
-    .layouts = {HF_STACKED}};
+    .layouts = {HF_STACKED},
+    .gguf = &gguf};
 static const HfClass *const classes[] = {&class, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */

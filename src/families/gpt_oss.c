@@ -79,6 +79,40 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put_router(object, c);
 }
 
+/* llama.cpp has these as constants, and biases of all projections. */
+static bool check_gguf(const ModelConfig *c, Error *error) {
+    if (c->swiglu_alpha != 1.702 || c->swiglu_limit != 7)
+        return error_set(error, ERROR_USAGE,
+            "model.swiglu_alpha=%g and model.swiglu_limit=%g: llama.cpp computes 1.702 and 7 only: export a folder instead",
+            c->swiglu_alpha, c->swiglu_limit);
+    if (!c->qkv_bias || c->tied)
+        return error_set(error, ERROR_USAGE,
+            "model.qkv_bias=%s and model.tied=%s: llama.cpp's gpt-oss has biases and a head of its own: export a folder instead",
+            c->qkv_bias ? "true" : "false", c->tied ? "true" : "false");
+    return gguf_check_scaling(c, error);
+}
+
+static const GgufRow gguf_rows[] = {
+    {"expert_feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "intermediate_size"},
+    {"expert_count", ROW_INTEGER, GGUF_AT(experts), true, "num_local_experts"},
+    {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"},
+    {NULL, ROW_READ, 0, false, NULL},
+};
+static const GgufName gguf_names[] = {
+    {"post_attention_layernorm.", "post_attention_norm."},
+    {"self_attn.sinks", "attn_sinks.weight"},
+    {"mlp.router.", "ffn_gate_inp."},
+    {NULL, NULL},
+};
+static const GgufClass gguf = {.architecture = "gpt-oss",
+    .experts = true,
+    .rotary = true,
+    .rounds_bounds = true,
+    .window_period = 2,
+    .rows = gguf_rows,
+    .names = gguf_names,
+    .check = check_gguf};
+
 static void start(ModelConfig *c) { c->renormalise = true; }
 
 static const HfClass class = {.model_type = "gpt_oss",
@@ -91,7 +125,8 @@ static const HfClass class = {.model_type = "gpt_oss",
     .start = start,
     .put = put,
     .list = hf_list_stacked,
-    .layouts = {{".mlp.experts.gate_up_proj_blocks", hf_list_mxfp4}}};
+    .layouts = {{".mlp.experts.gate_up_proj_blocks", hf_list_mxfp4}},
+    .gguf = &gguf};
 static const HfClass *const classes[] = {&class, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */

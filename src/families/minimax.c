@@ -68,6 +68,31 @@ static void list_experts(HfTensorList *list, const HfParameter *parameter) {
 
 static void start(ModelConfig *c) { c->router_scores = SCORES_SIGMOID, c->renormalise = true; }
 
+/* llama.cpp's minimax-m2 has a head of its own, and renormalizes gates. */
+static bool check_gguf(const ModelConfig *c, Error *error) {
+    if (c->tied)
+        return error_set(error, ERROR_USAGE, "model.tied=true: llama.cpp's minimax-m2 has a head of its own: export a folder instead");
+    return gguf_check_scaling(c, error);
+}
+static bool read_gguf(const GgufKeys *keys) { return gguf_check_scores(keys, true); }
+
+static const GgufRow gguf_rows[] = {
+    {"expert_feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "intermediate_size"},
+    {"expert_count", ROW_INTEGER, GGUF_AT(experts), true, "num_local_experts"},
+    {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"},
+    {"expert_gating_func", ROW_READ, 0, false, NULL},
+    {NULL, ROW_READ, 0, false, NULL},
+};
+static const GgufName gguf_names[] = {{"mlp.e_score_correction_bias", "exp_probs_b.bias"}, {NULL, NULL}};
+static const GgufClass gguf = {.architecture = "minimax-m2",
+    .experts = true,
+    .rotary = true,
+    .rows = gguf_rows,
+    .names = gguf_names,
+    .read = read_gguf,
+    .put = gguf_put_scores,
+    .check = check_gguf};
+
 static const HfClass class = {.model_type = "minimax_m2",
     .architecture = "MiniMaxM2ForCausalLM",
     .tables = {{fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
@@ -77,7 +102,8 @@ static const HfClass class = {.model_type = "minimax_m2",
     .start = start,
     .put = put,
     .list = list_experts,
-    .layouts = {HF_STACKED}};
+    .layouts = {HF_STACKED},
+    .gguf = &gguf};
 static const HfClass *const classes[] = {&class, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */

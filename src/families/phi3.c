@@ -52,6 +52,10 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put(object, "embd_pdrop", json_real(0));
 }
 
+static const GgufName gguf_names[] = {{"self_attn.qkv_proj.", "attn_qkv."}, {"mlp.gate_up_proj.", "ffn_up."}, {NULL, NULL}};
+static const GgufClass gguf = {
+    .architecture = "phi3", .rotary = true, .names = gguf_names, .read = gguf_read_padding, .check = gguf_check_scaling};
+
 static const HfClass class = {.model_type = "phi3",
     .architecture = "Phi3ForCausalLM",
     .tables = {{fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
@@ -59,7 +63,8 @@ static const HfClass class = {.model_type = "phi3",
     .has_only_longrope = true,
     .original_context = ORIGINAL_CONTEXT,
     .check = check_class,
-    .put = put};
+    .put = put,
+    .gguf = &gguf};
 static const HfClass *const classes[] = {&class, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */

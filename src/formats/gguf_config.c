@@ -34,7 +34,7 @@ static const GgufRow rotary_rows[] = {
     {"feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "intermediate_size"},
     {"attention.key_length", ROW_INTEGER, GGUF_AT(head_dim), false, NULL},
     {"attention.value_length", ROW_INTEGER, GGUF_AT(head_dim), false, NULL},
-    {"rope.dimension_count", ROW_INTEGER, GGUF_AT(head_dim), false, NULL},
+    {"rope.dimension_count", ROW_READ, 0, false, NULL},
     {"attention.layer_norm_rms_epsilon", ROW_REAL, GGUF_AT(norm_epsilon), true, "rms_norm_eps"},
     {"rope.freq_base", ROW_REAL, GGUF_AT(rope_theta), false, NULL},
     {"rope.scaling.type", ROW_READ, 0, false, NULL},
@@ -54,13 +54,24 @@ static GgufTables gguf_tables(const GgufClass *class) {
     return (GgufTables){{shared_rows, class->rotary ? rotary_rows : NULL, class->rows}};
 }
 
+/* Returns whether a row of the class replaces the row of a table of several classes. */
+static bool is_replaced(const GgufClass *class, int table, const char *key) {
+    const GgufRow *row = table < GGUF_TABLES - 1 ? class->rows : NULL;
+    while (row && row->key && strcmp(row->key, key) != 0) row++;
+    return row && row->key;
+}
+
 /* Loops over the rows of `class`; `row` is the current one. */
 #define EACH_ROW(class, row) \
     for (GgufTables all_ = gguf_tables(class), *once_ = &all_; once_; once_ = NULL) \
         for (int table_ = 0; table_ < GGUF_TABLES; table_++) \
-            for (const GgufRow *row = all_.rows[table_]; row && row->key; row++)
+            for (const GgufRow *row = all_.rows[table_]; row && row->key; row++) \
+                if (!is_replaced(class, table_, row->key))
+
+static const char window_key[] = "attention.sliding_window";
 
 static bool has_key(const GgufClass *class, const char *key) {
+    if (class->window_period && !strcmp(key, window_key)) return true;
     EACH_ROW(class, row)
     if (!strcmp(row->key, key)) return true;
     return false;
@@ -87,6 +98,17 @@ bool gguf_key_integer(const GgufKeys *r, const char *key, int64_t *number) {
     return !value || (gguf_integer(value, number) && *number > 0) || gguf_key_refuse(r, key, "is not a positive integer");
 }
 
+bool gguf_key_count(const GgufKeys *r, const char *key, int64_t *number) {
+    const GgufValue *value = value_of(r, key);
+    return !value || (gguf_integer(value, number) && *number >= 0) || gguf_key_refuse(r, key, "is not a count");
+}
+
+bool gguf_check_scores(const GgufKeys *r, bool sigmoid) {
+    int64_t function = GGUF_SOFTMAX, wanted = sigmoid ? GGUF_SIGMOID : GGUF_SOFTMAX;
+    if (!gguf_key_count(r, "expert_gating_func", &function)) return false;
+    return function == wanted || gguf_key_refuse(r, "expert_gating_func", sigmoid ? "must be 2 (sigmoid)" : "must be 1 (softmax)");
+}
+
 /* Returns the number with the fewest digits within `tolerance` of `value`. A 1e-5 that was stored
  * in fp32 thus reads as 1e-5 again. */
 static double shortest_within(double value, double tolerance) {
@@ -98,14 +120,31 @@ static double shortest_within(double value, double tolerance) {
     return value;
 }
 
-double gguf_shortest(double value) { return shortest_within(value, 0x1p-25); }
+/* Half of the distance between numbers in fp32 is up to 2^-24 of them. */
+double gguf_shortest(double value) { return shortest_within(value, 0x1p-24); }
+
+static bool read_gguf_boolean(const GgufKeys *r, const GgufRow *row) {
+    const GgufValue *value = value_of(r, row->key);
+    bool boolean = false;
+    if (value && !gguf_boolean(value, &boolean)) return gguf_key_refuse(r, row->key, "is not a boolean");
+    hf_put(r->object, row->field, json_boolean(boolean));
+    return true;
+}
 
 static bool read_gguf_row(const GgufKeys *r, const GgufRow *row) {
     int64_t integer = 0;
     double real = 0;
+    if (row->use == ROW_BOOLEAN) return read_gguf_boolean(r, row);
     if (!value_of(r, row->key)) return !row->required || gguf_key_refuse(r, row->key, "is missing");
     if (row->use == ROW_INTEGER ? !gguf_key_integer(r, row->key, &integer) : !gguf_key_real(r, row->key, &real)) return false;
     if (row->field) hf_put(r->object, row->field, row->use == ROW_INTEGER ? json_integer(integer) : json_real(gguf_shortest(real)));
+    return true;
+}
+
+bool gguf_read_padding(const GgufKeys *r) {
+    int64_t id;
+    bool padded = gguf_integer(gguf_find(r->file, "tokenizer.ggml.padding_token_id"), &id);
+    hf_put(r->object, "pad_token_id", padded ? json_integer(id) : json_null());
     return true;
 }
 
@@ -120,7 +159,9 @@ static bool read_heads(const GgufKeys *r) {
     if (!gguf_key_integer(r, "attention.value_length", &values) || !gguf_key_integer(r, "rope.dimension_count", &rotated)) return false;
     if (values != columns)
         return gguf_key_refuse(r, "attention.value_length", "differs from attention.key_length, but smelt needs equal head dimensions");
-    if (rotated != columns) return gguf_key_refuse(r, "rope.dimension_count", "is not the head dimension, but smelt rotates whole heads");
+    if (rotated != columns && !r->class->rotates_part)
+        return gguf_key_refuse(r, "rope.dimension_count", "is not the head dimension, but smelt rotates whole heads of this model");
+    if (r->class->rotates_part) hf_put(r->object, "partial_rotary_factor", json_real((double)rotated / (double)columns));
     hf_put_integer(r->object, "num_key_value_heads", key_heads);
     hf_put_integer(r->object, "head_dim", columns);
     return true;
@@ -185,19 +226,29 @@ static bool read_llama3(const GgufKeys *r, json_t *rope, double theta) {
     return true;
 }
 
+/* A file has the product of mscale_all_dim and this. llama.cpp then leaves queries and keys as they are. */
+#define YARN_LOG_UNIT 0.1
+
 /* llama.cpp multiplies queries and keys by attn_factor times the value of yarn's paper. */
 static double yarn_attention(double factor) { return 1 + 0.1 * log(factor); }
 
 static bool read_gguf_yarn(const GgufKeys *r, json_t *rope, double factor) {
     int64_t original = gguf_field(r, "max_position_embeddings");
-    double attention = 1, fast = 32, slow = 1;
-    if (!gguf_key_integer(r, "rope.scaling.original_context_length", &original) ||
+    double attention = 1, fast = 32, slow = 1, log_multiplier = 0;
+    if (!gguf_key_real(r, "rope.scaling.yarn_log_multiplier", &log_multiplier) ||
+        !gguf_key_integer(r, "rope.scaling.original_context_length", &original) ||
         !gguf_key_real(r, "rope.scaling.attn_factor", &attention) || !gguf_key_real(r, "rope.scaling.yarn_beta_fast", &fast) ||
         !gguf_key_real(r, "rope.scaling.yarn_beta_slow", &slow))
         return false;
     hf_put_integer(rope, "original_max_position_embeddings", original);
-    hf_put(rope, "attention_factor",
-        json_real(attention == 1 ? yarn_attention(factor) : shortest_within(attention * yarn_attention(factor), 0x1p-23)));
+    if (r->class->scales_scores) {
+        if (attention != 1) return gguf_key_refuse(r, "rope.scaling.attn_factor", "must be 1");
+        hf_put(rope, "attention_factor", json_real(1));
+        hf_put(rope, "mscale_all_dim", json_real(gguf_shortest(gguf_shortest(log_multiplier) / YARN_LOG_UNIT)));
+    } else
+        hf_put(rope, "attention_factor",
+            json_real(attention == 1 ? yarn_attention(factor) : shortest_within(attention * yarn_attention(factor), 0x1p-23)));
+    if (r->class->gguf->rounds_bounds) hf_put(rope, "truncate", json_false());
     hf_put(rope, "beta_fast", json_real(gguf_shortest(fast)));
     hf_put(rope, "beta_slow", json_real(gguf_shortest(slow)));
     return true;
@@ -228,6 +279,33 @@ static bool read_positions(const GgufKeys *r) {
     return linear || read_gguf_yarn(r, rope, factor);
 }
 
+/* -- Windows ------------------------------------------------------------------------------------------------------- */
+
+/* llama.cpp's layers with the window: all but the last of each period. */
+static bool has_window_there(const GgufClass *class, int64_t layer) { return layer % class->window_period < class->window_period - 1; }
+
+static bool read_window(const GgufKeys *r) {
+    int64_t window = 0;
+    json_t *types = json_array();
+    hf_put(r->object, "layer_types", types);
+    if (!gguf_key_integer(r, window_key, &window)) return false;
+    if (!window) return gguf_key_refuse(r, window_key, "is missing");
+    hf_put_integer(r->object, "sliding_window", window);
+    for (int64_t i = 0; i < gguf_field(r, "num_hidden_layers"); i++)
+        json_array_append_new(types, json_string(has_window_there(r->class->gguf, i) ? "sliding_attention" : "full_attention"));
+    return true;
+}
+
+static bool check_windows(const ModelConfig *c, const GgufClass *gguf, Error *error) {
+    for (int64_t i = 0; i < c->layers; i++)
+        if ((model_has_window(c, i) != 0) != has_window_there(gguf, i))
+            return error_set(error, ERROR_USAGE,
+                "model.window=%lld, model.window_period=%lld: llama.cpp's %s has a window in all layers but every %lldth: export a folder "
+                "instead",
+                (long long)c->window, (long long)c->window_period, gguf->architecture, (long long)gguf->window_period);
+    return true;
+}
+
 /* -- The whole ----------------------------------------------------------------------------------------------------- */
 
 static bool has_experts(const Gguf *file, const char *architecture) {
@@ -236,11 +314,17 @@ static bool has_experts(const Gguf *file, const char *architecture) {
     return gguf_integer(gguf_find(file, key), &experts) && experts > 0;
 }
 
+static bool has_scores(const Gguf *file, const GgufClass *class) {
+    SCOPED_FREE char *key = memory_format("%s.expert_gating_func", class->architecture);
+    int64_t function = GGUF_SOFTMAX;
+    return !class->scores || !gguf_find(file, key) || (gguf_integer(gguf_find(file, key), &function) && function == class->scores);
+}
+
 /* Returns the class of a file's architecture. If several classes match the architecture and the
  * presence of experts, the last one wins: it has no condition. NULL with an error. */
 static const HfClass *find_gguf_class(const Gguf *file, Error *error) {
     GgufText text;
-    char name[32], known[256] = "";
+    char name[32], known[512] = "";
     const HfClass *found = NULL;
     if (!gguf_text(gguf_find(file, "general.architecture"), &text)) {
         error_set(error, ERROR_CHECKPOINT, "general.architecture is missing");
@@ -252,7 +336,7 @@ static const HfClass *find_gguf_class(const Gguf *file, Error *error) {
         for (const HfClass *const *class = family_rules[i]->classes; *class; class++) {
             const GgufClass *gguf = (*class)->gguf;
             if (!gguf) continue;
-            if (!strcmp(gguf->architecture, name) && gguf->experts == has_experts(file, name)) found = *class;
+            if (!strcmp(gguf->architecture, name) && gguf->experts == has_experts(file, name) && has_scores(file, gguf)) found = *class;
             size_t used = strlen(known);
             if (!strstr(known, gguf->architecture))
                 snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", gguf->architecture);
@@ -298,7 +382,9 @@ static bool read_keys(GgufKeys *r, ModelConfig *config, Precision *precision, ch
     EACH_ROW(gguf, row)
     if (row->use != ROW_READ && !read_gguf_row(r, row)) return false;
     hf_put_text(r->object, "model_type", r->class->model_type);
-    if ((gguf->rotary && (!read_heads(r) || !read_positions(r))) || (gguf->read && !gguf->read(r))) return false;
+    if ((gguf->rotary && ((!gguf->latent && !read_heads(r)) || !read_positions(r))) || (gguf->window_period && !read_window(r)))
+        return false;
+    if (gguf->read && !gguf->read(r)) return false;
     return hf_parse_config(r->object, config, precision, warnings, r->error);
 }
 
@@ -359,13 +445,30 @@ bool gguf_check(const ModelConfig *c, Error *error) {
             dynamic ? "dynamic" : "longrope",
             dynamic ? "does not support this RoPE scaling"
                     : "chooses between the factors by the size of its context, transformers by the length of each text");
-    if (scaled && c->rope_scaling == ROPE_YARN && !c->rope_truncate)
-        return error_set(error, ERROR_USAGE, "model.rope_truncate=false: llama.cpp always truncates: export a folder instead");
+    if (scaled && c->rope_scaling == ROPE_YARN && c->rope_truncate == gguf->rounds_bounds)
+        return error_set(error, ERROR_USAGE, "model.rope_truncate=%s: GGUF files of %s imply the opposite: export a folder instead",
+            c->rope_truncate ? "true" : "false", gguf->architecture);
     if (gguf->rotary && !scaled && c->rope_attention_factor != 1)
         return error_set(error, ERROR_USAGE,
             "model.rope_attention_factor=%g without model.rope_factor: llama.cpp does not support it: export a folder instead",
             c->rope_attention_factor);
+    if (gguf->window_period && !check_windows(c, gguf, error)) return false;
     return !gguf->check || gguf->check(c, error);
+}
+
+bool gguf_check_scaling(const ModelConfig *c, Error *error) {
+    return !(c->rope_factor > 1 && c->rope_scaling == ROPE_LLAMA3) ||
+           error_set(error, ERROR_USAGE, "model.rope_scaling=llama3: llama.cpp's %s does not read it: export a folder instead",
+               hf_class(c)->gguf->architecture);
+}
+
+void gguf_put_number(GgufWriter *writer, const ModelConfig *model, const char *key, int64_t number) {
+    SCOPED_FREE char *full = memory_format("%s.%s", hf_class(model)->gguf->architecture, key);
+    gguf_put_integer(writer, full, GGUF_U32, number);
+}
+
+void gguf_put_scores(GgufWriter *writer, const ModelConfig *model) {
+    gguf_put_number(writer, model, "expert_gating_func", model->router_scores == SCORES_SIGMOID ? GGUF_SIGMOID : GGUF_SOFTMAX);
 }
 
 static void put_scaling(GgufWriter *writer, const ModelConfig *c, const char *architecture) {
@@ -376,7 +479,8 @@ static void put_scaling(GgufWriter *writer, const ModelConfig *c, const char *ar
     gguf_put_real(writer, KEY("factor"), c->rope_factor);
     if (c->rope_scaling != ROPE_YARN) return;
     gguf_put_integer(writer, KEY("original_context_length"), GGUF_U32, c->rope_original_context);
-    gguf_put_real(writer, KEY("attn_factor"), c->rope_attention_factor / yarn_attention(c->rope_factor));
+    if (hf_class(c)->scales_scores) gguf_put_real(writer, KEY("yarn_log_multiplier"), YARN_LOG_UNIT * c->rope_mscale);
+    else gguf_put_real(writer, KEY("attn_factor"), c->rope_attention_factor / yarn_attention(c->rope_factor));
     gguf_put_real(writer, KEY("yarn_beta_fast"), c->rope_beta_fast);
     gguf_put_real(writer, KEY("yarn_beta_slow"), c->rope_beta_slow);
 #undef KEY
@@ -386,17 +490,20 @@ void gguf_put_model(GgufWriter *writer, const ModelConfig *config) {
     ModelConfig written = *config;
     const GgufClass *gguf = hf_class(config)->gguf;
     const char *architecture = gguf->architecture;
-    if (config->window && config->window < config->context) written.context = config->window;
+    if (!gguf->window_period && config->window && config->window < config->context) written.context = config->window;
     gguf_put_text(writer, "general.architecture", architecture, strlen(architecture));
     EACH_ROW(gguf, row) {
         const void *member = (const char *)&written + row->offset;
         if (row->use == ROW_READ) continue;
         SCOPED_FREE char *key = memory_format("%s.%s", architecture, row->key);
         if (row->use == ROW_INTEGER) gguf_put_integer(writer, key, GGUF_U32, *(const int64_t *)member);
+        else if (row->use == ROW_BOOLEAN) gguf_put_boolean(writer, key, *(const bool *)member);
         else if (*(const double *)member != 0 || row->required) gguf_put_real(writer, key, *(const double *)member);
     }
-    SCOPED_FREE char *vocabulary = memory_format("%s.vocab_size", architecture);
-    gguf_put_integer(writer, vocabulary, GGUF_U32, config->vocabulary);
+    if (gguf->rotary) gguf_put_number(writer, config, "rope.dimension_count", (int64_t)model_rotated(config));
+    if (gguf->window_period) gguf_put_number(writer, config, window_key, config->window);
+    gguf_put_number(writer, config, "vocab_size", config->vocabulary);
+    if (gguf->put) gguf->put(writer, config);
     if (gguf->rotary && config->rope_factor > 1 && config->rope_scaling != ROPE_LLAMA3) put_scaling(writer, config, architecture);
 }
 

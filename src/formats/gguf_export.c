@@ -21,7 +21,8 @@
 /* Vectors, positions and routers stay in fp32, as llama.cpp expects; rows that are not whole blocks
  * become fp16. */
 static const GgufType *export_type(const GgufType *wanted, const HfTensor *tensor) {
-    bool wide = tensor->rank == 1 || ends_with(tensor->name, ".ffn_gate_inp.weight") || !strcmp(tensor->name, "position_embd.weight");
+    bool wide = tensor->rank == 1 || ends_with(tensor->name, ".bias") || ends_with(tensor->name, ".ffn_gate_inp.weight") ||
+                !strcmp(tensor->name, "position_embd.weight");
     if (wide) return gguf_type_named("F32");
     return tensor->shape[tensor->rank - 1] % wanted->elements ? gguf_type_named("F16") : wanted;
 }
@@ -170,7 +171,10 @@ static bool put_tokenizer(GgufWriter *writer, const HfExport *export, Error *err
 
 static bool put_keys(GgufWriter *writer, const HfExport *export, const GgufType *type, Error *error) {
     const ModelConfig *c = export->config;
-    if (c->window && c->window < c->context)
+    if (hf_class(c)->gguf->rounds_bounds && c->rope_factor > 1)
+        log_warn(
+            "llama.cpp rounds the bounds of yarn to whole channels (model.rope_truncate), so it computes this model a little differently");
+    if (!hf_class(c)->gguf->window_period && c->window && c->window < c->context)
         log_warn("llama.cpp does not support an attention window for this model: the file's context is set to the window, %lld positions",
             (long long)c->window);
     gguf_put_model(writer, c);

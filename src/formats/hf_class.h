@@ -232,7 +232,8 @@ typedef struct HfLayout {
 typedef enum GgufRowUse {
     ROW_INTEGER,
     ROW_REAL,
-    ROW_READ, /* by a function */
+    ROW_BOOLEAN, /* false if the file does not have it */
+    ROW_READ,    /* by a function */
 } GgufRowUse;
 
 /* A key, without its architecture, and its setting; a row without a key ends a table. */
@@ -262,11 +263,17 @@ typedef struct GgufClass {
     const char *architecture; /* "llama" */
     bool experts;             /* the class of this architecture that has experts */
     bool rotary;              /* has the keys of heads with RoPE */
+    bool latent;              /* keys have latents (MLA): the class reads heads itself */
+    bool rounds_bounds;       /* llama.cpp rounds yarn's bounds to whole channels, and the model does not */
+    int scores;               /* the class of files with this expert_gating_func; 0: any */
     bool pairs;               /* RoPE rotates neighboring channels: rows of queries and keys are stored in another order */
-    const GgufRow *rows;      /* in addition to the rows of all architectures, and of all with RoPE; NULL: none */
+    int64_t window_period;    /* all layers but each that ends a period have the window; 0: llama.cpp has none */
+    const GgufRow *rows;      /* besides those of all architectures, and of all with RoPE, which they replace; NULL: none */
     const GgufName *names;    /* tensor names that differ from Llama's (hf_tensors.c); NULL: none */
     /* Sets the fields that no row sets. NULL: none. */
     bool (*read)(const GgufKeys *keys);
+    /* Writes the keys that no row writes. NULL: none. */
+    void (*put)(GgufWriter *writer, const ModelConfig *model);
     /* ERROR_USAGE names the setting that llama.cpp cannot compute. NULL: llama.cpp computes all
      * that the class does. */
     bool (*check)(const ModelConfig *model, Error *error);
@@ -275,6 +282,19 @@ typedef struct GgufClass {
 /* Reads the number of a key that may be absent; *number is unchanged then. ERROR_CHECKPOINT. */
 bool gguf_key_real(const GgufKeys *keys, const char *key, double *number);
 bool gguf_key_integer(const GgufKeys *keys, const char *key, int64_t *number);
+/* The same for a number that may be 0. */
+bool gguf_key_count(const GgufKeys *keys, const char *key, int64_t *number);
+/* llama.cpp's numbers of the functions of a router's scores. */
+enum { GGUF_SOFTMAX = 1, GGUF_SIGMOID };
+/* Refuses a file whose router has other scores than `sigmoid` says; without the key, softmax scores. */
+bool gguf_check_scores(const GgufKeys *keys, bool sigmoid);
+/* Sets pad_token_id to the file's, or to null: for classes whose default is a token. */
+bool gguf_read_padding(const GgufKeys *keys);
+/* Writes an integer that no row writes, and the key of gguf_check_scores. */
+void gguf_put_number(GgufWriter *writer, const ModelConfig *model, const char *key, int64_t number);
+void gguf_put_scores(GgufWriter *writer, const ModelConfig *model);
+/* ERROR_USAGE: Llama 3's scaling of positions, which llama.cpp does not read for this class. */
+bool gguf_check_scaling(const ModelConfig *model, Error *error);
 bool gguf_key_refuse(const GgufKeys *keys, const char *key, const char *reason);
 static inline int64_t gguf_field(const GgufKeys *keys, const char *field) {
     return json_integer_value(json_object_get(keys->object, field));

@@ -142,11 +142,28 @@ static char *gguf_name(const HfParameter *parameter) {
 static void append_experts(HfTensorList *list, const char *name, int layer, const HfParameter *parameter, int64_t from, int64_t step) {
     int64_t experts = parameter->p->shape[0];
     for (int64_t i = 0; i < experts; i++) {
-        HfTensor *tensor = hf_append_part(list, memory_format("blk.%d.%s.weight", layer, name), parameter, from + step * i, step * experts);
+        HfTensor *tensor = hf_append_part(list, memory_format("blk.%d.%s", layer, name), parameter, from + step * i, step * experts);
         memmove(tensor->shape + 1, tensor->shape, 2 * sizeof *tensor->shape);
         tensor->shape[0] = experts;
         tensor->rank = 3;
+        tensor->transposed = false;
+        tensor->paired = 0;
         tensor->offset = i * tensor->count;
+    }
+}
+
+/* The same of biases [experts, step * rows]. */
+static void append_expert_biases(
+    HfTensorList *list, const char *name, int layer, const HfParameter *parameter, int64_t from, int64_t step) {
+    int64_t experts = parameter->p->shape[0], rows = parameter->p->shape[1] / step;
+    for (int64_t i = 0; i < experts; i++) {
+        HfTensor *tensor = hf_append(list, memory_format("blk.%d.%s", layer, name), parameter);
+        tensor->shape[1] = rows;
+        tensor->first = (from + step * i) * rows;
+        tensor->count = rows;
+        tensor->offset = i * rows;
+        tensor->paired = 0;
+        tensor->vectors = false;
     }
 }
 
@@ -155,19 +172,25 @@ void hf_list_gguf(HfTensorList *list, const HfParameter *parameter) {
     const Parameter *p = parameter->p;
     const char *rest;
     int layer = hf_split_layer(parameter, &rest);
-    if (p->kind == PARAMETER_BALANCE_BIAS) return;
+    const HfClass *class = hf_class(parameter->config);
+    if (p->kind == PARAMETER_BALANCE_BIAS && (class->lacks_router_biases || !find_name(class->gguf->names, rest))) return;
     if (ends_with(rest, ".experts.gate_up_proj")) {
-        append_experts(list, "ffn_gate_exps", layer, parameter, 0, 2);
-        append_experts(list, "ffn_up_exps", layer, parameter, 1, 2);
+        append_experts(list, "ffn_gate_exps.weight", layer, parameter, 0, 2);
+        append_experts(list, "ffn_up_exps.weight", layer, parameter, 1, 2);
     } else if (ends_with(rest, ".experts.down_proj")) {
-        append_experts(list, "ffn_down_exps", layer, parameter, 0, 1);
+        append_experts(list, "ffn_down_exps.weight", layer, parameter, 0, 1);
+    } else if (ends_with(rest, ".experts.gate_up_proj_bias")) {
+        append_expert_biases(list, "ffn_gate_exps.bias", layer, parameter, 0, 2);
+        append_expert_biases(list, "ffn_up_exps.bias", layer, parameter, 1, 2);
+    } else if (ends_with(rest, ".experts.down_proj_bias")) {
+        append_expert_biases(list, "ffn_down_exps.bias", layer, parameter, 0, 1);
     } else {
         HfTensor *tensor = hf_append(list, gguf_name(parameter), parameter);
         tensor->transposed = false;
         tensor->paired = 0;
         memcpy(tensor->shape, p->shape, sizeof p->shape);
         bool rotated = starts_with(rest, "self_attn.q_proj.") || starts_with(rest, "self_attn.k_proj.");
-        if (rotated && hf_class(parameter->config)->gguf->pairs) tensor->paired = parameter->config->head_dim;
+        if (rotated && class->gguf->pairs) tensor->paired = parameter->config->head_dim;
     }
 }
 

@@ -170,8 +170,34 @@ static FixtureSettings granite = {"model.family=granite", "model.heads=4", "mode
 static FixtureSettings granitemoe = {"model.family=granite", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
     "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_scope=model",
     "model.embedding_scale=12", "model.residual_scale=0.22", "model.softmax_scale=0.1", "model.logit_divisor=8"};
-static const char *const *const models[] = {
-    llama, published, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmo2, olmoe, smollm3, granite, granitemoe, gpt2, yarn, linear};
+static FixtureSettings gemma2 = {"model.family=gemma", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+    "model.layers=3", "model.head_dim=12", "model.tied=true", "model.window=9", "model.window_period=2", "model.score_cap=5",
+    "model.logit_cap=7"};
+static FixtureSettings gemma3 = {"model.family=gemma", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
+    "model.layers=7", "model.tied=false", "model.qk_norm=true", "model.window=9", "model.window_period=6", "model.window_first=5",
+    "model.window_skips=true", "model.window_rope_theta=3000", "model.rope_theta=1e6", "model.rope_scaling=linear", "model.rope_factor=8"};
+static FixtureSettings phi3 = {"model.family=phi3", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64", "model.layers=2",
+    "model.rope_fraction=0.75", "model.tied=false"};
+static FixtureSettings glm = {"model.family=glm", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=3",
+    "model.experts=6", "model.experts_per_token=2", "model.experts_first=1", "model.dense_ffn=64", "model.shared_experts=2",
+    "model.router_scores=sigmoid", "model.renormalise=true", "model.gate_scale=1.5", "model.qkv_bias=true", "model.rope_fraction=0.5"};
+static FixtureSettings minimax = {"model.family=minimax", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
+    "model.layers=2", "model.experts=5", "model.experts_per_token=2", "model.router_scores=sigmoid", "model.renormalise=true",
+    "model.rope_fraction=0.5", "model.tied=false"};
+static FixtureSettings gpt_oss = {"model.family=gpt_oss", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
+    "model.layers=3", "model.experts=5", "model.experts_per_token=2", "model.renormalise=true", "model.qkv_bias=true", "model.tied=false",
+    "model.window=9", "model.window_period=2", "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_context=32",
+    "model.rope_truncate=false"};
+#define DEEPSEEK                                                                                                                           \
+    "model.family=deepseek", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.head_dim=24", "model.rope_dim=8",               \
+        "model.value_dim=12", "model.kv_lora_rank=16", "model.ffn=40", "model.experts=8", "model.experts_per_token=2",                     \
+        "model.shared_experts=2", "model.norm_epsilon=1e-6"
+static FixtureSettings deepseek_v2 = {DEEPSEEK, "model.layers=26", "model.experts_first=1", "model.dense_ffn=64", "model.rope_scaling=yarn",
+    "model.rope_factor=40", "model.rope_original_context=32", "model.rope_mscale=0.707"};
+static FixtureSettings deepseek_v3 = {DEEPSEEK, "model.layers=2", "model.q_lora_rank=20", "model.router_scores=sigmoid",
+    "model.renormalise=true", "model.gate_scale=2.5", "model.expert_groups=4", "model.groups_chosen=2"};
+static const char *const *const models[] = {llama, published, mixtral, qwen2, qwen3, qwen3_moe, mpt, olmo2, olmoe, smollm3, granite,
+    granitemoe, gpt2, yarn, linear, gemma2, gemma3, phi3, glm, minimax, gpt_oss, deepseek_v2, deepseek_v3};
 enum { MODELS = sizeof models / sizeof *models };
 
 static void write_gguf(const Fixture *f, const char *type, const char *path) {
@@ -206,7 +232,7 @@ static void models_come_back_bit_for_bit_in_f32(void **state) {
         SCOPED_FREE float *master = load_all(&f, "model.gguf");
         for (int p = 0; p < f.model.graph->parameter_count; p++) {
             const Parameter *parameter = &f.model.graph->parameters[p];
-            if (parameter->kind != PARAMETER_BALANCE_BIAS)
+            if (parameter->kind != PARAMETER_BALANCE_BIAS || f.config.model.router_scores == SCORES_SIGMOID)
                 assert_memory_equal(
                     parameter_in(parameter, (char *)master), parameter_in(parameter, f.export.master), parameter->count * sizeof(float));
         }
@@ -461,17 +487,50 @@ static void models_that_llama_cpp_lacks_are_refused(void **state) {
     assert_not_written(plain_gates, "model.renormalise=false");
     assert_not_written(zaya, "no architecture for ZayaForCausalLM");
     assert_not_written(dynamic, "model.rope_scaling=dynamic");
-    static FixtureSettings deepseek = {"model.family=deepseek", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=64",
-        "model.layers=1", "model.experts=4", "model.shared_experts=1"};
     static FixtureSettings olmo3 = {"model.family=olmo", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64",
         "model.layers=2", "model.window=9", "model.window_period=2"};
     assert_not_written(olmo3, "no architecture for Olmo3ForCausalLM");
-    assert_not_written(deepseek, "DeepseekV2ForCausalLM");
-    static FixtureSettings gemma = {
-        "model.family=gemma", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=64", "model.layers=2"};
-    assert_not_written(gemma, "no architecture for Gemma2ForCausalLM");
     assert_not_written(longrope, "model.rope_scaling=longrope the length of each text");
     assert_not_written(scaled, "model.softmax_scale=0.3");
+}
+
+/* A setting changed to one that the architecture cannot express. */
+static void assert_change_refused(const char *const *settings, const char *change, const char *part) {
+    const char *changed[48] = {NULL};
+    size_t count = 0, name = (size_t)(strchr(change, '=') - change) + 1;
+    for (size_t i = 0; settings[i]; i++)
+        if (strncmp(settings[i], change, name) != 0) changed[count++] = settings[i];
+    changed[count] = change;
+    assert_not_written(changed, part);
+}
+
+static void settings_that_an_architecture_of_llama_cpp_lacks_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *const *settings;
+        const char *change, *part;
+    } changes[] = {
+        {gemma2, "model.window_period=3", "model.window_period=3 every 2th"},
+        {gemma2, "model.window=0", "model.window=0 has a window"},
+        {gemma2, "model.tied=false", "model.tied=false gemma2"},
+        {gemma2, "model.score_cap=0", "model.score_cap=0"},
+        {gemma2, "model.softmax_scale=0.5", "model.softmax_scale=0.5 sqrt(12)"},
+        {gemma3, "model.window_skips=false", "every 6th"},
+        {phi3, "model.rope_factor=2", "model.rope_scaling"},
+        {glm, "model.expert_groups=3", "model.expert_groups=3"},
+        {minimax, "model.tied=true", "model.tied=true"},
+        {gpt_oss, "model.swiglu_limit=6", "model.swiglu_limit=6"},
+        {gpt_oss, "model.qkv_bias=false", "model.qkv_bias=false"},
+        {gpt_oss, "model.rope_truncate=true", "model.rope_truncate=true"},
+        {gpt_oss, "model.window_period=1", "model.window_period=1"},
+        {deepseek_v2, "model.norm_epsilon=1e-5", "model.norm_epsilon=1e-05"},
+        {deepseek_v2, "model.layers=25", "model.layers=25"},
+        {deepseek_v2, "model.rope_attention_factor=1.5", "model.rope_attention_factor=1.5"},
+        {deepseek_v2, "model.expert_groups=4", "model.expert_groups=4"},
+        {deepseek_v3, "model.rope_interleave=false", "model.rope_interleave=false"},
+    };
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
+        assert_change_refused(changes[i].settings, changes[i].change, changes[i].part);
 }
 
 static void a_window_becomes_the_context(void **state) {
@@ -589,6 +648,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_copy_of_a_files_tokenizer_is_two_files_with_its_template, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(tokenizers_that_llama_cpp_lacks_are_refused, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(models_that_llama_cpp_lacks_are_refused, enter_folder, leave_folder),
+        cmocka_unit_test_setup_teardown(settings_that_an_architecture_of_llama_cpp_lacks_are_refused, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(a_window_becomes_the_context, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(values_that_a_type_cannot_hold_are_refused, enter_folder, leave_folder),
         cmocka_unit_test_setup_teardown(damaged_files_are_refused, enter_folder, leave_folder),
