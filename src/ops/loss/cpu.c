@@ -9,6 +9,8 @@
 #include "ops/linear_gemm.h"
 #include "ops/loss/loss_fp8.h"
 
+enum { PEAK_NUMBERS = 3 };
+
 /* Returns the rows of a chunk: about four million logits; depends only on shapes. */
 static inline int64_t chunk_rows(int64_t rows, int64_t vocabulary, int ranks) {
     return int_min(rows, int_max(16, int_min(1024, ((int64_t)1 << 22) / loss_largest_share(vocabulary, ranks))));
@@ -23,7 +25,7 @@ static int64_t loss_cpu_workspace(const Graph *graph, const Node *node) {
     int64_t rows = graph_rows(graph, node->in[LOSS_X]), vocabulary = graph_rows(graph, node->in[LOSS_W]),
             chunk = chunk_rows_of(graph, node);
     int64_t wide = precision_bytes(graph->precision, TYPE_WIDE), compute = precision_bytes(graph->precision, TYPE_COMPUTE);
-    int64_t peaks = mesh_size(graph->mesh, AXES_TENSOR) * chunk * LOSS_PEAK_NUMBERS;
+    int64_t peaks = mesh_size(graph->mesh, AXES_TENSOR) * chunk * PEAK_NUMBERS;
     return (chunk * vocabulary + rows + peaks) * wide + (node->out[LOSS_D_X] ? chunk * vocabulary * compute : 0);
 }
 
@@ -36,7 +38,7 @@ static int64_t codes_workspace(const Graph *graph, const Node *node) {
 /* For some logits of a row: the largest, the sum of e^(logit - most), and the target's logit, or
  * -infinity without it. */
 typedef struct CpuPeak { W most, sum, picked; } CpuPeak;
-static_assert(sizeof(CpuPeak) == LOSS_PEAK_NUMBERS * sizeof(W), "ranks exchange it as numbers");
+static_assert(sizeof(CpuPeak) == PEAK_NUMBERS * sizeof(W), "ranks exchange it as numbers");
 
 /* Replaces logits by e^(logit - most). */
 static CpuPeak find_peak(W *restrict logits, int64_t target, int64_t vocabulary) {
@@ -125,7 +127,7 @@ static void finish_shared_chunk(const LossChunk *c, const Mesh *mesh, CpuPeak *p
     CpuPeak *own = peaks + mesh_index(mesh, AXES_TENSOR) * c->rows;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++) own[r] = find_peak(c->logits + r * c->vocabulary, c->targets[r] - c->first_token, c->vocabulary);
-    loss_gather_peaks(mesh, peaks, c->rows, comm_real_type(sizeof(W)));
+    loss_gather_peaks(mesh, peaks, c->rows, (LossPeak){comm_real_type(sizeof(W)), PEAK_NUMBERS});
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < c->rows; r++) {
         CpuPeak all = merge_peaks(peaks + r, size, c->rows);
@@ -194,7 +196,7 @@ static void add_gradients(const OpCall *call, const LossChunk *c, const LossFp8 
 }
 
 /* Workspace: logits WIDE [chunk, vocabulary], losses WIDE [R], peaks WIDE
- * [ranks, chunk, LOSS_PEAK_NUMBERS], d_logits COMPUTE [chunk, vocabulary]; in fp8 also their scale and
+ * [ranks, chunk, PEAK_NUMBERS], d_logits COMPUTE [chunk, vocabulary]; in fp8 also their scale and
  * quantized values by rows and by columns. */
 static void run_head(const OpCall *call) {
     const LossAttributes *attributes = call->attributes;
@@ -242,7 +244,7 @@ static void run_head(const OpCall *call) {
 static void rehearse_head(const OpCall *call) {
     const LossAttributes *attributes = call->attributes;
     int64_t chunk = chunk_rows(call->in_shape[LOSS_X][0], attributes->vocabulary, mesh_size(call->mesh, AXES_TENSOR));
-    loss_rehearse(call, chunk, comm_real_type(sizeof(W)));
+    loss_rehearse(call, chunk, (LossPeak){comm_real_type(sizeof(W)), PEAK_NUMBERS});
 }
 
 CPU_OP(linear_cross_entropy, loss_cpu_workspace, .rehearse = rehearse_head) { run_head(call); }

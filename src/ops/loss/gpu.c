@@ -419,6 +419,8 @@ static bool finish_by_clusters(Device *device, const RowLossArguments *rows) {
     return true;
 }
 
+static const LossPeak gpu_peak = {COMM_F32, sizeof(GpuPeak) / sizeof(float)};
+
 /* Computes the losses of a chunk, and its d_logits in place of the logits, or their quantized
  * values. `peaks` is scratch [ranks, rows of the chunk]. */
 static void finish_chunk(const OpCall *call, const RowLossArguments *rows, GpuPeak *peaks) {
@@ -434,7 +436,7 @@ static void finish_chunk(const OpCall *call, const RowLossArguments *rows, GpuPe
     SharedLossArguments arguments = {
         .row = *rows, .peaks = peaks, .first = (int32_t)cut_share(attributes->vocabulary, rank, ranks).first, .rank = rank, .ranks = ranks};
     launch_row_peaks(call->device, capped, shape, &arguments);
-    loss_gather_peaks(call->mesh, peaks, rows->count, COMM_F32);
+    loss_gather_peaks(call->mesh, peaks, rows->count, gpu_peak);
     launch_shared_row_loss(call->device, form, shape, &arguments);
 }
 
@@ -540,7 +542,7 @@ static void run_head(const OpCall *call) {
 static void rehearse_head(const OpCall *call) {
     const LossAttributes *attributes = call->attributes;
     bool coded = call->in[LOSS_X_SCALE];
-    loss_rehearse(call, chunk_rows(call->in_shape[LOSS_X][0], attributes->vocabulary, mesh_size(call->mesh, AXES_TENSOR), coded), COMM_F32);
+    loss_rehearse(call, chunk_rows(call->in_shape[LOSS_X][0], attributes->vocabulary, mesh_size(call->mesh, AXES_TENSOR), coded), gpu_peak);
 }
 
 GPU_OP(linear_cross_entropy, loss_gpu_workspace, .rehearse = rehearse_head) { run_head(call); }

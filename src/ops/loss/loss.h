@@ -86,12 +86,15 @@ typedef struct LossAttributes {
     TokenRuns runs;     /* for LOSS_D_TOKENS, counted from the rank's first row of w */
     double cap;         /* of logits (op_cap_losses); 0: none */
 } LossAttributes;
-/* For some logits of a row: the largest, the sum of e^(logit - most), and the target's logit. */
-enum { LOSS_PEAK_NUMBERS = 3 };
-/* Gathers the peaks [ranks, rows] of the ranks that divide the vocabulary, of `type` numbers. */
-void loss_gather_peaks(const Mesh *mesh, void *peaks, int64_t rows, CommType type);
+/* What a back end's ranks that divide the vocabulary exchange for each row. */
+typedef struct LossPeak {
+    CommType type;
+    int64_t numbers;
+} LossPeak;
+/* Gathers the peaks [ranks, rows] of these ranks. */
+void loss_gather_peaks(const Mesh *mesh, void *peaks, int64_t rows, LossPeak peak);
 /* OpKernel.rehearse of a kernel that computes `chunk` rows at a time. */
-void loss_rehearse(const OpCall *call, int64_t chunk, CommType type);
+void loss_rehearse(const OpCall *call, int64_t chunk, LossPeak peak);
 /* The vocabulary of the rank that has most of it: by it all ranks cut their rows into the same chunks. */
 static inline int64_t loss_largest_share(int64_t vocabulary, int ranks) { return (vocabulary + ranks - 1) / ranks; }
 

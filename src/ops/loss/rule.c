@@ -126,20 +126,20 @@ static double loss_flops(const Graph *graph, const Node *node) {
     return gemms * 2 * rows * columns * vocabulary;
 }
 
-void loss_gather_peaks(const Mesh *mesh, void *peaks, int64_t rows, CommType type) {
+void loss_gather_peaks(const Mesh *mesh, void *peaks, int64_t rows, LossPeak peak) {
     Comm *group = mesh_inner_group(mesh, AXES_TENSOR);
     int ranks = mesh_size(mesh, AXES_TENSOR);
     int64_t shards[ranks + 1];
-    for (int i = 0; i <= ranks; i++) shards[i] = i * rows * LOSS_PEAK_NUMBERS;
-    comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, type));
+    for (int i = 0; i <= ranks; i++) shards[i] = i * rows * peak.numbers;
+    comm_wait(group, comm_all_gather(group, "softmax", peaks, shards, peak.type));
 }
 
-void loss_rehearse(const OpCall *call, int64_t chunk, CommType type) {
+void loss_rehearse(const OpCall *call, int64_t chunk, LossPeak peak) {
     int64_t rows = call->in_shape[LOSS_X][0];
     for (int64_t first = 0; first < rows; first += chunk) {
         int64_t count = rows - first < chunk ? rows - first : chunk;
         device_rehearse(call->device, call->node, (double)count / (double)rows);
-        if (mesh_size(call->mesh, AXES_TENSOR) > 1) loss_gather_peaks(call->mesh, call->workspace, count, type);
+        if (mesh_size(call->mesh, AXES_TENSOR) > 1) loss_gather_peaks(call->mesh, call->workspace, count, peak);
     }
 }
 
