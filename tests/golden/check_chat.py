@@ -4,6 +4,8 @@ packages trl and axolotl carry: the text byte for byte, the tokens, and the mask
 
     tests/golden/check_chat.py FOLDER [PART...]    makes FOLDER/venv and fetches the packages (1 GB with PyTorch's), once; PART: of a template's name
 
+FOLDER/templates/*.jinja are compared too: put further templates there.
+
 Prints a line for each template: how many conversations agree, and how many both refuse. A template that smelt refuses is named; the same conversations
 must then break the rule here too, or the template must use what docs/finetune.md says is not known."""
 import glob
@@ -99,12 +101,13 @@ def main():
     with open(f"{folder}/conversations.jsonl", "w") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
     templates = sorted(glob.glob(f"{folder}/packages/trl/chat_templates/*.jinja") + glob.glob(f"{folder}/packages/axolotl/utils/chat_templates/templates/*.jinja"))
+    templates += sorted(glob.glob(f"{folder}/templates/*.jinja"))
     wrong = 0
     for path in templates:
         if not parts or any(part in path for part in parts):
             result = check(chat, tokenizer, records, folder, path)
             wrong += result.startswith("WRONG")
-            print(f"{os.path.relpath(path, folder + '/packages').split('/')[0]} {os.path.basename(path)}: {result}", flush=True)
+            print(f"{os.path.relpath(path, folder + '/packages').split('/')[0 if '/packages/' in path else -2]} {os.path.basename(path)}: {result}", flush=True)
     return wrong > 0
 
 
