@@ -46,7 +46,7 @@ static void read_smelt(const char *path) {
     for (int64_t group = 0; group < parquet_groups(file); group++) {
         parquet_column_start(&column, file, node, group);
         while (parquet_column_page(&column, &page, &error) && page.stored) {
-            if (!parquet_values_open(&values, &page, column.has_dictionary ? &column.dictionary : NULL, &error)) exit(1);
+            if (!parquet_values_open(&values, &page, column.dictionary, &error)) exit(1);
             while (values.left > 0 && parquet_values_next(&values, &value, &error)) take(value.bytes, value.size);
             parquet_page_free(&page);
         }

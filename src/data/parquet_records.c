@@ -1,21 +1,29 @@
 /* Turns the rows of a Parquet file into records: the text of a column, or, for conversations and
  * for rules that read fields, a row as the JSON line that it would be. The reader's thread decodes pages and collects rows in blocks. A
  * page of plain text that is neither short nor long goes to the pipeline as it is stored, and a
- * thread that encodes decompresses it. A RowReader owns the open file and the pages that it reads;
- * a block owns the page that it takes along. */
+ * thread that encodes decompresses it. A page of indices goes there in several blocks. Each has a
+ * copy of the page, a share of its rows, and the dictionary, which the first thread that needs it
+ * decompresses. A RowReader owns the open file and the pages that it reads; a block owns its page
+ * and holds its dictionary. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/array.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "chat/chat.h"
 #include "data/pack_internal.h"
 
-/* Pages of these sizes, decompressed, leave the reader's thread; blocks in flight bound the memory. */
+/* Pages whose texts have these sizes, decompressed, leave the reader's thread. The pipeline bounds
+ * the memory of blocks in flight. */
 enum { PAGE_LEAST_BYTES = 1 << 16, PAGE_MOST_BYTES = 1 << 22, PAGE_MOST_ROWS = 1 << 13 };
+/* The most bytes of the indices and of the dictionary of a page that leaves the reader's thread. */
+enum { INDEX_MOST_BYTES = 1 << 16, DICTIONARY_MOST_BYTES = 1 << 26 };
+enum { SHARE_BYTES = 1 << 18 }; /* text of a block's share of a page of indices, if all texts are equally long */
+enum { PART_BYTES = 1 << 24 };  /* text that a block takes from its page at once: a page may repeat a long text */
 
 struct RowReader {
     ParquetFile *file;
@@ -28,6 +36,8 @@ struct RowReader {
     int64_t before, bytes;        /* of row groups before, and of the file, for the progress */
     ParquetColumn column;         /* of the text */
     ParquetPage page;
+    int64_t page_row; /* the first row of `page` that is not in a block yet */
+    bool shared;      /* a block has rows of `page`, undecoded */
     ParquetValues values;
     bool decoding; /* `values` are those of `page` */
     ParquetRows *json;
@@ -134,6 +144,8 @@ int64_t row_reader_position(const RowReader *reader) {
 /* Reads the next page of the text, unless one is open. */
 static bool open_text_page(RowReader *reader, Error *error) {
     if (reader->page.stored) return true;
+    reader->page_row = 0;
+    reader->shared = false;
     if (!parquet_column_page(&reader->column, &reader->page, error)) return false;
     return reader->page.stored || parquet_refuse(error, "column %s has fewer values than rows", reader->field);
 }
@@ -178,13 +190,15 @@ static void add_row_fault(Block *block, RecordPosition *at, int64_t more, const 
     record->end = *at;
 }
 
-/* Adds the texts of a page until it or the block ends. `whole`: the page is read to its end. */
-static void add_texts(Block *block, ParquetValues *values, RecordPosition *at, const char *field, bool whole) {
+/* Adds the texts of a page until `left` of its values are left or `is_full` says to stop. A damaged value takes along the rest
+ * of the page. */
+static void add_texts(
+    Block *block, ParquetValues *values, RecordPosition *at, const char *field, int64_t left, bool (*is_full)(const Block *block)) {
     ParquetValue value;
     Error fault = {0};
     char null[sizeof((Record *)0)->what];
     snprintf(null, sizeof null, "%s; it is null", field);
-    while (values->left > 0 && (whole || !block_is_full(block))) {
+    while (values->left > left && !is_full(block)) {
         if (!parquet_values_next(values, &value, &fault)) {
             add_row_fault(block, at, values->left, fault.message);
             values->left = 0;
@@ -196,35 +210,91 @@ static void add_texts(Block *block, ParquetValues *values, RecordPosition *at, c
     }
 }
 
-void block_read_page(Block *block, ParquetValues *values, const char *field) {
-    Error fault = {0};
-    RecordPosition at = block->page_at;
-    if (!block->page.stored) return;
-    if (parquet_values_open(values, &block->page, NULL, &fault)) add_texts(block, values, &at, field, true);
-    else add_row_fault(block, &at, block->page.values - 1, fault.message);
+/* -- Undecoded pages ------------------------------------------------------------------------------------------------- */
+
+void block_drop_page(Block *block) {
     parquet_page_free(&block->page);
+    parquet_dictionary_release(block->dictionary);
+    block->dictionary = NULL;
 }
 
-/* Returns whether a page, none of whose records has been read, goes to the pipeline undecoded. */
-static bool is_passed_on(const ParquetPage *page) {
-    return page->stands_alone && page->bytes >= PAGE_LEAST_BYTES && page->bytes <= PAGE_MOST_BYTES && page->values <= PAGE_MOST_ROWS;
+static bool part_is_full(const Block *block) { return block->size >= PART_BYTES; }
+
+/* Opens the block's page at the block's first row. */
+static bool open_share(const Block *block, ParquetValues *values, Error *error) {
+    ParquetValue value;
+    if (!parquet_values_open(values, &block->page, block->dictionary, error)) return false;
+    for (int64_t row = 0; row < block->page_row; row++)
+        if (!parquet_values_next(values, &value, error)) return false;
+    return true;
 }
+
+/* Damage before the block's rows belongs to the block with the damaged row; it takes along the rest of the page. */
+void block_read_page(Block *block, ParquetValues *values, const char *field) {
+    Error fault = {0};
+    int64_t left = block->page.values - block->page_end;
+    if (!block->page.stored) return;
+    if (block->page_open || open_share(block, values, &fault)) {
+        block->page_open = true;
+        add_texts(block, values, &block->page_at, field, left, part_is_full);
+        if (values->left > left) return;
+    } else if (block->page_first) add_row_fault(block, &block->page_at, block->page.values - block->page_row - 1, fault.message);
+    block_drop_page(block);
+}
+
+/* Returns the bytes of a text of the open page of indices, on average over its dictionary. */
+static int64_t indexed_bytes(const ParquetDictionary *dictionary) { return (int64_t)(dictionary->size / (dictionary->count + 1)) + 1; }
+
+/* Returns how many rows of the open page a block gets undecoded; 0: the reader's thread decodes it. */
+static int64_t rows_of_share(const RowReader *reader) {
+    const ParquetPage *page = &reader->page;
+    const ParquetDictionary *dictionary = reader->column.dictionary;
+    bool alone = page->stands_alone && page->bytes >= PAGE_LEAST_BYTES && page->bytes <= PAGE_MOST_BYTES;
+    if (page->values > PAGE_MOST_ROWS) return 0;
+    if (alone) return page->values;
+    if (!page->indexed || !dictionary || dictionary->size > DICTIONARY_MOST_BYTES) return 0;
+    if (page->bytes > INDEX_MOST_BYTES || page->stored_bytes > INDEX_MOST_BYTES) return 0;
+    int64_t each = indexed_bytes(dictionary);
+    return each * page->values >= PAGE_LEAST_BYTES ? int_max(SHARE_BYTES / each, 1) : 0;
+}
+
+/* Gives a block the next rows of the open page: up to a multiple of `share`, wherever the reader began, so that a
+ * continued packing makes the same blocks. */
+static void share_page(RowReader *reader, int64_t share, Block *block, RecordPosition *at) {
+    ParquetPage *page = &reader->page;
+    ParquetDictionary *dictionary = page->indexed ? reader->column.dictionary : NULL;
+    int64_t end = int_min((reader->page_row / share + 1) * share, page->values), rows = end - reader->page_row;
+    block->page = *page;
+    if (end < page->values) {
+        block->page.stored = memory_resize(NULL, (size_t)page->stored_bytes + 1);
+        memcpy(block->page.stored, page->stored, (size_t)page->stored_bytes);
+    } else page->stored = NULL;
+    block->page_at = *at;
+    block->page_row = reader->page_row;
+    block->page_end = end;
+    block->page_open = false;
+    block->page_first = !reader->shared;
+    block->page_bytes = page->bytes + (dictionary ? rows * indexed_bytes(dictionary) : 0);
+    if (dictionary && !parquet_dictionary_is_shared(dictionary)) block->page_bytes += (int64_t)dictionary->size;
+    block->dictionary = dictionary ? parquet_dictionary_hold(dictionary) : NULL;
+    reader->page_row = end;
+    reader->shared = true;
+    pass_position(at, rows);
+}
+
+/* -- Filling blocks -------------------------------------------------------------------------------------------------- */
 
 static bool fill_texts(RowReader *reader, RecordPosition *at, Block *block, Error *error) {
     Error fault = {0};
     if (!open_text_page(reader, error)) return false;
-    int64_t before = at->byte;
-    if (!reader->decoding && is_passed_on(&reader->page)) {
-        block->page_at = *at;
-        pass_position(at, reader->page.values);
-        block->page = reader->page;
-        reader->page = (ParquetPage){0};
-    } else if (!reader->decoding && !parquet_values_open(&reader->values, &reader->page, parquet_dictionary(&reader->column), &fault)) {
+    int64_t before = at->byte, share = reader->decoding ? 0 : rows_of_share(reader);
+    if (share > 0) share_page(reader, share, block, at);
+    else if (!reader->decoding && !parquet_values_open(&reader->values, &reader->page, reader->column.dictionary, &fault)) {
         add_row_fault(block, at, reader->page.values - 1, fault.message);
         parquet_page_free(&reader->page);
     } else {
         reader->decoding = true;
-        add_texts(block, &reader->values, at, reader->field, false);
+        add_texts(block, &reader->values, at, reader->field, 0, block_is_full);
         reader->decoding = reader->values.left > 0;
         if (!reader->decoding) parquet_page_free(&reader->page);
     }
@@ -267,7 +337,12 @@ static bool pass_rows(RowReader *reader, int64_t row, Error *error) {
             parquet_page_free(&reader->page);
             continue;
         }
-        if (!parquet_values_open(&reader->values, &reader->page, parquet_dictionary(&reader->column), error)) return false;
+        if (rows_of_share(reader) > 0) {
+            reader->page_row = rest;
+            reader->row = row;
+            return true;
+        }
+        if (!parquet_values_open(&reader->values, &reader->page, reader->column.dictionary, error)) return false;
         for (reader->decoding = true; rest > 0; rest--, reader->row++)
             if (!parquet_values_next(&reader->values, &value, error)) return false;
     }

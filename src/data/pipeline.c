@@ -1,8 +1,11 @@
 /* Reads, encodes and writes concurrently. One thread fills blocks with records, one thread per core
  * encodes them, and the calling thread takes them in the order in which they were read, so the
- * output does not depend on the number of threads. Blocks circulate in a ring, which bounds the
- * memory; a Pipeline owns it while it runs. A failure of any thread ends all of them; the failure
- * of the earliest block is reported. */
+ * output does not depend on the number of threads. A failure of any thread ends all of them; the
+ * failure of the earliest block is reported.
+ *
+ * Blocks are in a ring, which a Pipeline owns while it runs. A block with a long document takes one
+ * thread many times as long as other blocks. The other threads go on meanwhile if the ring has room
+ * for their blocks, so it has many slots, and AHEAD_BYTES for each thread bound its memory. */
 #include <inttypes.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -20,10 +23,15 @@
 #include "token/tokenizer.h"
 #include "data/pack_internal.h"
 
+/* For each thread: slots of the ring; the memory of blocks in flight at which the reader waits; and
+ * the blocks that may be in flight whatever their memory is. */
+enum { AHEAD_SLOTS = 32, AHEAD_BYTES = 12 << 20, AHEAD_LEAST = 2 };
+
 typedef enum SlotState { SLOT_FREE, SLOT_FILLED, SLOT_TAKEN, SLOT_ENCODED } SlotState;
 typedef struct BlockSlot {
     SlotState state;
-    bool last; /* the reader has ended: with this block, or by its error */
+    bool last;     /* the reader has ended: with this block, or by its error */
+    int64_t bytes; /* of the block as it was filled */
     Block block;
 } BlockSlot;
 
@@ -33,10 +41,12 @@ typedef struct Pipeline {
     const PipelineOptions *options;
     RecordReader *reader;
     pthread_mutex_t lock;
-    pthread_cond_t freed, filled, encoded;
+    pthread_cond_t freed, filled, encoded, returned;
     BlockSlot *slots;
     int64_t count;
-    int64_t taken; /* the next block for an encoder */
+    int64_t taken;                  /* the next block for an encoder */
+    int64_t held, held_bytes;       /* slots in flight, from FILLED until they are FREE again; the memory of their blocks */
+    int64_t held_least, held_limit; /* the reader waits while both are reached */
     bool stopped;
 } Pipeline;
 
@@ -277,24 +287,48 @@ static bool await_condition(Pipeline *pipeline, pthread_cond_t *condition, const
     return !pipeline->stopped;
 }
 
+/* Waits until a slot is free and its block fits into the memory; returns false if the pipeline has stopped. The lock is held. */
+static bool await_room(Pipeline *pipeline, const BlockSlot *slot) {
+    while (!pipeline->stopped &&
+           (slot->state != SLOT_FREE || (pipeline->held >= pipeline->held_least && pipeline->held_bytes >= pipeline->held_limit)))
+        pthread_cond_wait(&pipeline->freed, &pipeline->lock);
+    return !pipeline->stopped;
+}
+
 static void *run_reader(void *context) {
     Pipeline *pipeline = context;
     pthread_mutex_lock(&pipeline->lock);
     for (int64_t number = 0;; number++) {
         BlockSlot *slot = &pipeline->slots[number % pipeline->count];
-        if (!await_condition(pipeline, &pipeline->freed, slot, SLOT_FREE)) break;
+        if (!await_room(pipeline, slot)) break;
         pthread_mutex_unlock(&pipeline->lock);
-        block_clear(&slot->block);
         bool good = record_reader_fill(pipeline->reader, &slot->block, &slot->block.error),
              last = !good || (slot->block.count == 0 && !slot->block.page.stored);
         pthread_mutex_lock(&pipeline->lock);
         slot->last = last;
+        slot->bytes = block_bytes(&slot->block);
+        pipeline->held++;
+        pipeline->held_bytes += slot->bytes;
         slot->state = SLOT_FILLED;
         pthread_cond_signal(&pipeline->filled);
         if (last) break;
     }
     pthread_mutex_unlock(&pipeline->lock);
     return NULL;
+}
+
+/* Encodes a block and hands it over, if need be in several parts, each after the writer has taken the one before. The lock is
+ * held, except while a part is encoded. */
+static void encode_slot(Pipeline *pipeline, Encoders *encoders, BlockSlot *slot) {
+    bool more;
+    do {
+        pthread_mutex_unlock(&pipeline->lock);
+        if (!slot->block.error.code) encode_block(pipeline->options, encoders, &slot->block);
+        pthread_mutex_lock(&pipeline->lock);
+        more = slot->block.page.stored;
+        slot->state = SLOT_ENCODED;
+        pthread_cond_signal(&pipeline->encoded);
+    } while (more && await_condition(pipeline, &pipeline->returned, slot, SLOT_TAKEN));
 }
 
 static void *run_encoder(void *context) {
@@ -314,11 +348,7 @@ static void *run_encoder(void *context) {
         pipeline->taken++;
         slot->state = SLOT_TAKEN;
         pthread_cond_signal(&pipeline->filled); /* the next block may be ready already */
-        pthread_mutex_unlock(&pipeline->lock);
-        if (!slot->block.error.code) encode_block(pipeline->options, &encoders, &slot->block);
-        pthread_mutex_lock(&pipeline->lock);
-        slot->state = SLOT_ENCODED;
-        pthread_cond_signal(&pipeline->encoded);
+        encode_slot(pipeline, &encoders, slot);
     }
     pthread_mutex_unlock(&pipeline->lock);
     filter_judge_free(encoders.judge);
@@ -329,12 +359,26 @@ static void *run_encoder(void *context) {
     return NULL;
 }
 
+/* Gives an encoder back a block with more parts, and the reader the slot of any other. */
+static void return_slot(Pipeline *pipeline, BlockSlot *slot) {
+    bool more = slot->block.page.stored;
+    if (more) block_clear(&slot->block);
+    else block_free(&slot->block);
+    pthread_mutex_lock(&pipeline->lock);
+    slot->state = more ? SLOT_TAKEN : SLOT_FREE;
+    pipeline->held -= !more;
+    pipeline->held_bytes -= more ? 0 : slot->bytes;
+    if (more) pthread_cond_broadcast(&pipeline->returned);
+    else pthread_cond_signal(&pipeline->freed);
+    pthread_mutex_unlock(&pipeline->lock);
+}
+
 static bool take_blocks(Pipeline *pipeline, TakeBlock *take, void *context, Error *error) {
     SCOPED(token_ids_free) TokenIds joined = {0};
     const PipelineOptions *options = pipeline->options;
     TokenizerJoiner *joiner = options->tokenizer ? tokenizer_joiner_open(options->tokenizer, special_flags(options)) : NULL;
     bool good = true;
-    for (int64_t number = 0; good; number++) {
+    for (int64_t number = 0; good;) {
         BlockSlot *slot = &pipeline->slots[number % pipeline->count];
         pthread_mutex_lock(&pipeline->lock);
         await_condition(pipeline, &pipeline->encoded, slot, SLOT_ENCODED);
@@ -343,10 +387,8 @@ static bool take_blocks(Pipeline *pipeline, TakeBlock *take, void *context, Erro
         else if (slot->block.words.count > 0) join_pieces(joiner, &slot->block, &joined);
         good = !slot->block.error.code && take(context, &slot->block, error);
         if (slot->last) break;
-        pthread_mutex_lock(&pipeline->lock);
-        slot->state = SLOT_FREE;
-        pthread_cond_signal(&pipeline->freed);
-        pthread_mutex_unlock(&pipeline->lock);
+        number += !slot->block.page.stored;
+        return_slot(pipeline, slot);
     }
     tokenizer_joiner_free(joiner);
     return good;
@@ -358,6 +400,7 @@ static void stop(Pipeline *pipeline) {
     pthread_cond_broadcast(&pipeline->freed);
     pthread_cond_broadcast(&pipeline->filled);
     pthread_cond_broadcast(&pipeline->encoded);
+    pthread_cond_broadcast(&pipeline->returned);
     pthread_mutex_unlock(&pipeline->lock);
 }
 
@@ -369,7 +412,10 @@ bool pipeline_run(const PipelineOptions *options, RecordReader *reader, TakeBloc
         .freed = PTHREAD_COND_INITIALIZER,
         .filled = PTHREAD_COND_INITIALIZER,
         .encoded = PTHREAD_COND_INITIALIZER,
-        .count = 2 * threads + 2};
+        .returned = PTHREAD_COND_INITIALIZER,
+        .count = AHEAD_SLOTS * threads,
+        .held_least = AHEAD_LEAST * threads + 2,
+        .held_limit = (int64_t)AHEAD_BYTES * threads};
     pthread_t *handles = memory_allocate((size_t)(threads + 1) * sizeof *handles);
     pipeline.slots = memory_allocate((size_t)pipeline.count * sizeof *pipeline.slots);
     while (started <= threads && thread_start(&handles[started], started ? run_encoder : run_reader, &pipeline) == 0) started++;

@@ -72,22 +72,24 @@ static void free_records(Block *block) {
 }
 
 void block_clear(Block *block) {
-    enum { KEPT_BYTES = 8 * BLOCK_BYTES };
     free_records(block);
-    parquet_page_free(&block->page);
-    if (block->capacity > KEPT_BYTES) block_free(block);
     block->size = block->ids.count = 0;
     part_words_clear(&block->words);
 }
 
 void block_free(Block *block) {
     free_records(block);
-    parquet_page_free(&block->page);
+    block_drop_page(block);
     free(block->text);
     free(block->records);
     token_ids_free(&block->ids);
     part_words_free(&block->words);
     *block = (Block){0};
+}
+
+int64_t block_bytes(const Block *block) {
+    int64_t rows = (int64_t)block->count + (block->page.stored ? block->page_end - block->page_row : 0);
+    return (int64_t)block->size + rows * (int64_t)sizeof *block->records + (block->page.stored ? block->page_bytes : 0);
 }
 
 bool block_is_full(const Block *block) { return block->size >= BLOCK_BYTES || block->count >= BLOCK_RECORDS; }

@@ -1,10 +1,12 @@
 /* Apache Parquet files (parquet.apache.org, "File Format"): flat columns, lists and structs, as
  * pyarrow, duckdb and polars write them. A ParquetFile knows the schema and the places of
  * columns. A ParquetColumn walks through the pages of one leaf in one row group, ParquetValues
- * decode one page, and ParquetRows write rows of any columns as JSON.
+ * decode one page, and ParquetRows write rows of any columns as JSON. A ParquetColumn only reads
+ * bytes: pages and dictionaries are decompressed by the thread that opens their values.
  *
  * All input is hostile: each length, offset, count and index is checked before it is used. Memory
- * is that of one page and one dictionary per column, whatever the file says.
+ * is that of one page and one dictionary per column, whatever the file says, unless the caller
+ * keeps pages or dictionaries.
  *
  * Errors are ERROR_DATA, and do not name the file. FINDING_DAMAGED: the file was read, and it is
  * damaged or holds what smelt does not read. Otherwise it cannot be read now. */
@@ -15,6 +17,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/thread.h"
 #include "store/object.h"
 
 /* Limits; a file beyond one is refused by name. */
@@ -79,7 +82,7 @@ int64_t parquet_group_rows(const ParquetFile *file, int64_t group);
 
 /* -- Pages (parquet_page.c) ------------------------------------------------------------------------------------------ */
 
-/* A data page as stored. Another thread may decode it if it `stands_alone`. */
+/* A page as stored. Any thread may decode it. */
 typedef struct ParquetPage {
     unsigned char *stored; /* owned; NULL: none */
     int32_t stored_bytes, bytes, values;
@@ -90,15 +93,28 @@ typedef struct ParquetPage {
     bool summed;
     uint32_t crc;      /* of the stored bytes, if `summed` */
     bool stands_alone; /* it needs no dictionary, and its values together are not longer than the page */
+    bool indexed;      /* its values are indices into the dictionary */
 } ParquetPage;
 void parquet_page_free(ParquetPage *page);
 
-/* The dictionary of a column chunk. */
+/* The dictionary of a column chunk. All threads that hold it share it: the first one that opens
+ * values of an indexed page decodes it, and the others wait. `size` and `count` are known before. */
 typedef struct ParquetDictionary {
-    unsigned char *bytes;
-    size_t size, capacity, count, offset_capacity;
-    uint32_t *offsets; /* [count], of PARQUET_BYTES */
+    size_t size, count;   /* bytes, decompressed; values */
+    int holders;          /* atomic */
+    pthread_mutex_t lock; /* of the fields below until `decoded`, after which nothing changes them */
+    ParquetPage page;     /* as stored; freed when it is decoded */
+    char *column;         /* the name of its column, for errors */
+    bool decoded;         /* or it failed with `fault` */
+    Error fault;          /* code 0: none */
+    unsigned char *bytes; /* [size] */
+    uint32_t *offsets;    /* [count], of PARQUET_BYTES */
 } ParquetDictionary;
+/* Returns whether it has other holders than the caller. */
+bool parquet_dictionary_is_shared(const ParquetDictionary *dictionary);
+/* Adds a holder, which releases the dictionary. Returns it. */
+ParquetDictionary *parquet_dictionary_hold(ParquetDictionary *dictionary);
+void parquet_dictionary_release(ParquetDictionary *dictionary); /* NULL is fine */
 
 typedef struct ParquetColumn {
     const ParquetFile *file;
@@ -107,13 +123,8 @@ typedef struct ParquetColumn {
     int64_t at, end, values; /* bytes of the file not read yet; values not read yet */
     unsigned char *window;   /* for headers of pages */
     size_t window_capacity;
-    ParquetDictionary dictionary;
-    bool has_dictionary;
+    ParquetDictionary *dictionary; /* of the last page, held; NULL: it has none */
 } ParquetColumn;
-/* Returns the dictionary of the last page; NULL: it has none. */
-static inline const ParquetDictionary *parquet_dictionary(const ParquetColumn *column) {
-    return column->has_dictionary ? &column->dictionary : NULL;
-}
 /* Begins a leaf that parquet_check has accepted. A column that was used before, or a zeroed one. */
 void parquet_column_start(ParquetColumn *column, const ParquetFile *file, const ParquetNode *leaf, int64_t group);
 /* Reads the next data page; none at the end of the row group. */
@@ -149,7 +160,7 @@ typedef struct ParquetDeltas {
 typedef struct ParquetValues {
     int64_t left;
     int type, encoding, defined, lists;
-    const ParquetDictionary *dictionary;
+    const ParquetDictionary *dictionary; /* borrowed */
     ParquetRuns repetition, definition, indices;
     ParquetDeltas deltas, prefixes; /* of integers, or lengths of texts; of what texts share with the one before */
     const unsigned char *at, *end;
@@ -158,8 +169,9 @@ typedef struct ParquetValues {
     unsigned char *unpacked, *last;
     size_t unpacked_capacity, last_size, last_capacity;
 } ParquetValues;
-/* Opens a page, which must outlive its values. `dictionary`: NULL if the page stands alone. */
-bool parquet_values_open(ParquetValues *values, const ParquetPage *page, const ParquetDictionary *dictionary, Error *error);
+/* Opens a page and decodes its dictionary, both of which must outlive its values. `dictionary`: NULL
+ * if the page stands alone. */
+bool parquet_values_open(ParquetValues *values, const ParquetPage *page, ParquetDictionary *dictionary, Error *error);
 /* Decodes the next of values->left values. */
 bool parquet_values_next(ParquetValues *values, ParquetValue *value, Error *error);
 void parquet_values_free(ParquetValues *values);

@@ -73,3 +73,5 @@ size_t parquet_width(int type);
 /* Verifies the checksum of a page. Decompresses what follows its first `levels` bytes to `out`,
  * which must be exactly `size` bytes. */
 bool parquet_page_unpack(const ParquetPage *page, size_t levels, unsigned char *out, size_t size, Error *error);
+/* Decodes a dictionary, or waits for the thread that does. */
+bool parquet_dictionary_decode(ParquetDictionary *dictionary, Error *error);

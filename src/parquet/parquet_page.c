@@ -1,11 +1,11 @@
-/* Reads the pages of a column chunk, in their order: headers, dictionary, data pages as stored.
- * A ParquetColumn owns its dictionary and a window for headers; the caller owns each page. */
+/* Reads the pages of a column chunk, in their order: headers, dictionary, data pages, all as stored.
+ * A ParquetColumn holds its dictionary and owns a window for headers; the caller owns each page. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/array.h"
 #include "base/math.h"
-#include "base/scope.h"
+#include "base/memory.h"
 #include "parquet/parquet_internal.h"
 
 enum { PAGE_DATA, PAGE_INDEX, PAGE_DICTIONARY, PAGE_DATA_V2 };
@@ -101,14 +101,17 @@ static bool load_page(ParquetColumn *column, const PageHeader *header, ParquetPa
         .summed = header->summed,
         .crc = header->crc};
     page->stands_alone = header->encoding == ENCODING_PLAIN || header->encoding == ENCODING_DELTA_LENGTHS;
+    page->indexed = header->encoding == ENCODING_DICTIONARY || header->encoding == ENCODING_PLAIN_DICTIONARY;
     if (object_read(parquet_bytes(column->file), page->stored, page->stored_bytes, column->at, error)) return true;
     parquet_page_free(page);
     return error_recode(error, ERROR_DATA);
 }
 
+/* -- Dictionaries ---------------------------------------------------------------------------------------------------- */
+
 /* Finds where the texts of a dictionary begin. */
 static bool index_texts(ParquetDictionary *dictionary) {
-    array_reserve(dictionary->offsets, dictionary->offset_capacity, dictionary->count + 1);
+    dictionary->offsets = memory_resize(NULL, array_bytes(dictionary->count + 1, sizeof *dictionary->offsets));
     size_t at = 0;
     for (size_t i = 0; i < dictionary->count; i++) {
         uint32_t size;
@@ -122,22 +125,63 @@ static bool index_texts(ParquetDictionary *dictionary) {
     return true;
 }
 
-static bool take_dictionary(ParquetColumn *column, const PageHeader *header, Error *error) {
-    SCOPED(parquet_page_free) ParquetPage page = {0};
-    ParquetDictionary *dictionary = &column->dictionary;
-    bool plain = header->encoding == ENCODING_PLAIN || header->encoding == ENCODING_PLAIN_DICTIONARY;
-    if (!load_page(column, header, &page, error)) return false;
-    array_reserve(dictionary->bytes, dictionary->capacity, (size_t)page.bytes + 1);
-    dictionary->size = (size_t)page.bytes;
-    dictionary->count = (size_t)page.values;
-    size_t width = parquet_width(page.type);
-    if (!parquet_page_unpack(&page, 0, dictionary->bytes, dictionary->size, error))
-        return error_context(error, "column %s: its dictionary", column->node->name);
+static bool decode_dictionary(ParquetDictionary *dictionary, Error *error) {
+    const ParquetPage *page = &dictionary->page;
+    bool plain = page->encoding == ENCODING_PLAIN || page->encoding == ENCODING_PLAIN_DICTIONARY;
+    size_t width = parquet_width(page->type);
+    dictionary->bytes = memory_resize(NULL, dictionary->size + 1);
+    if (!parquet_page_unpack(page, 0, dictionary->bytes, dictionary->size, error))
+        return error_context(error, "column %s: its dictionary", dictionary->column);
     bool good = plain && (width ? dictionary->count <= dictionary->size / width
-                                : page.type == PARQUET_BYTES && dictionary->count <= dictionary->size / 4 && index_texts(dictionary));
-    column->has_dictionary = good;
-    return good || parquet_refuse(error, "column %s: its dictionary is malformed", column->node->name);
+                                : page->type == PARQUET_BYTES && dictionary->count <= dictionary->size / 4 && index_texts(dictionary));
+    return good || parquet_refuse(error, "column %s: its dictionary is malformed", dictionary->column);
 }
+
+bool parquet_dictionary_decode(ParquetDictionary *dictionary, Error *error) {
+    pthread_mutex_lock(&dictionary->lock);
+    if (!dictionary->decoded) decode_dictionary(dictionary, &dictionary->fault);
+    dictionary->decoded = true;
+    parquet_page_free(&dictionary->page);
+    pthread_mutex_unlock(&dictionary->lock);
+    if (dictionary->fault.code) *error = dictionary->fault;
+    return !dictionary->fault.code;
+}
+
+bool parquet_dictionary_is_shared(const ParquetDictionary *dictionary) {
+    return __atomic_load_n(&dictionary->holders, __ATOMIC_RELAXED) > 1;
+}
+
+ParquetDictionary *parquet_dictionary_hold(ParquetDictionary *dictionary) {
+    __atomic_add_fetch(&dictionary->holders, 1, __ATOMIC_RELAXED);
+    return dictionary;
+}
+
+void parquet_dictionary_release(ParquetDictionary *dictionary) {
+    if (!dictionary || __atomic_sub_fetch(&dictionary->holders, 1, __ATOMIC_ACQ_REL) > 0) return;
+    parquet_page_free(&dictionary->page);
+    pthread_mutex_destroy(&dictionary->lock);
+    free(dictionary->column);
+    free(dictionary->bytes);
+    free(dictionary->offsets);
+    free(dictionary);
+}
+
+/* Reads the bytes of the dictionary at column->at, which replaces the one before. */
+static bool take_dictionary(ParquetColumn *column, const PageHeader *header, Error *error) {
+    ParquetPage page;
+    if (!load_page(column, header, &page, error)) return false;
+    parquet_dictionary_release(column->dictionary);
+    column->dictionary = memory_allocate(sizeof *column->dictionary);
+    *column->dictionary = (ParquetDictionary){.size = (size_t)page.bytes,
+        .count = (size_t)page.values,
+        .holders = 1,
+        .lock = PTHREAD_MUTEX_INITIALIZER,
+        .page = page,
+        .column = memory_copy_string(column->node->name)};
+    return true;
+}
+
+/* -- Columns --------------------------------------------------------------------------------------------------------- */
 
 void parquet_column_start(ParquetColumn *column, const ParquetFile *file, const ParquetNode *leaf, int64_t group) {
     const ParquetChunk *chunk = parquet_chunk(file, group, leaf->leaf);
@@ -147,7 +191,8 @@ void parquet_column_start(ParquetColumn *column, const ParquetFile *file, const 
     column->at = chunk->offset;
     column->end = chunk->offset + chunk->bytes;
     column->values = chunk->values;
-    column->has_dictionary = false;
+    parquet_dictionary_release(column->dictionary);
+    column->dictionary = NULL;
 }
 
 bool parquet_column_page(ParquetColumn *column, ParquetPage *page, Error *error) {
@@ -171,7 +216,6 @@ void parquet_page_free(ParquetPage *page) {
 
 void parquet_column_free(ParquetColumn *column) {
     free(column->window);
-    free(column->dictionary.bytes);
-    free(column->dictionary.offsets);
+    parquet_dictionary_release(column->dictionary);
     *column = (ParquetColumn){0};
 }

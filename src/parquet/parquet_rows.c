@@ -83,7 +83,7 @@ static bool advance(RowLeaf *leaf, Error *error) {
         if (!parquet_column_page(&leaf->column, &leaf->page, error)) return false;
         leaf->ended = !leaf->page.stored;
         leaf->next = (ParquetValue){0};
-        if (!leaf->ended && !parquet_values_open(&leaf->values, &leaf->page, parquet_dictionary(&leaf->column), error)) return false;
+        if (!leaf->ended && !parquet_values_open(&leaf->values, &leaf->page, leaf->column.dictionary, error)) return false;
     }
     return leaf->ended || parquet_values_next(&leaf->values, &leaf->next, error);
 }

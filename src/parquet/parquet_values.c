@@ -200,7 +200,7 @@ static bool open_encoding(ParquetValues *values) {
     }
 }
 
-bool parquet_values_open(ParquetValues *values, const ParquetPage *page, const ParquetDictionary *dictionary, Error *error) {
+bool parquet_values_open(ParquetValues *values, const ParquetPage *page, ParquetDictionary *dictionary, Error *error) {
     size_t levels = (size_t)page->repetition_bytes + (size_t)page->definition_bytes, size = (size_t)page->bytes;
     values->left = page->values;
     values->type = page->type;
@@ -208,6 +208,7 @@ bool parquet_values_open(ParquetValues *values, const ParquetPage *page, const P
     values->defined = page->defined;
     values->lists = page->lists;
     values->dictionary = dictionary;
+    if (page->indexed && dictionary && !parquet_dictionary_decode(dictionary, error)) return false;
     array_reserve(values->unpacked, values->unpacked_capacity, size + 1);
     memcpy(values->unpacked, page->stored, levels);
     if (!parquet_page_unpack(page, levels, values->unpacked + levels, size - levels, error)) return false;

@@ -354,6 +354,97 @@ static void a_damaged_page_loses_its_rest_alone(void **state) {
     }
 }
 
+/* -- Pages of indices -------------------------------------------------------------------------------------------------- */
+
+/* Texts of 1.5 MB in a dictionary, so that a block gets 87 rows of a page, and a page is in many blocks. */
+enum { ENTRIES = 500, ENTRY_BYTES = 3000, INDEXED_ROWS = 2700 };
+static const int64_t indexed_parts[] = {1000, 1000, 700};
+
+static int64_t entry_of(int64_t row) { return row * 7 % ENTRIES; }
+
+/* Indices of 9 bits, each in a run of its own; that of row `wrong` (-1: none) is above the dictionary. */
+static Page indexed_page(int64_t first, int64_t count, int64_t wrong) {
+    Page page = {.encoding = DICTIONARY, .values = count};
+    put_byte(&page.body, 9);
+    for (int64_t row = first; row < first + count; row++) {
+        put_varint(&page.body, 1 << 1);
+        put(&page.body, &(uint16_t){(uint16_t)(row == wrong ? ENTRIES : entry_of(row))}, 2);
+    }
+    return page;
+}
+
+static Page entries_page(void) {
+    Page page = plain_page(0, ENTRIES, ENTRY_BYTES, -1);
+    page.dictionary = true;
+    return page;
+}
+
+static void write_indexed(const char *path, int64_t wrong) {
+    Page pages[4] = {entries_page()};
+    int64_t first = 0;
+    for (int i = 0; i < 3; first += indexed_parts[i++]) pages[i + 1] = indexed_page(first, indexed_parts[i], wrong);
+    assert_int_equal(first, INDEXED_ROWS);
+    write_parquet(path, 0, INDEXED_ROWS, pages, 4);
+}
+
+static void rows_of_a_dictionary_give_the_same_on_any_number_of_threads(void **state) {
+    (void)state;
+    int threads = omp_get_max_threads();
+    Page plain = {.encoding = PLAIN, .values = INDEXED_ROWS};
+    char text[ENTRY_BYTES + 1];
+    for (int64_t row = 0; row < INDEXED_ROWS; row++) {
+        snprintf(text, sizeof text, "%0*lld", ENTRY_BYTES, (long long)entry_of(row));
+        put_text(&plain.body, text, ENTRY_BYTES);
+    }
+    write_parquet("plain", 0, INDEXED_ROWS, &plain, 1);
+    pack_input("plain", "expected", (PackOptions){.valid_fraction = 0.1});
+    write_indexed("in", -1);
+    for (int count = 1; count <= 4; count++) {
+        omp_set_num_threads(count);
+        assert_int_equal(pack_input("in", "out", (PackOptions){.valid_fraction = 0.1}).documents, INDEXED_ROWS);
+        assert_same_shard("out-train", "expected-train");
+        assert_same_shard("out-valid", "expected-valid");
+    }
+    omp_set_num_threads(threads);
+}
+
+/* A damaged index loses the rows from it on, once, though other blocks have rows of the page too. */
+static void a_damaged_index_loses_the_rest_of_its_page_once(void **state) {
+    (void)state;
+    static const struct {
+        int64_t wrong, end;
+    } cases[] = {{0, 1000}, {40, 1000}, {86, 1000}, {87, 1000}, {999, 1000}, {1500, 2000}, {2699, 2700}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_indexed("in", cases[i].wrong);
+        PackResult result = pack_input("in", "out", (PackOptions){0});
+        assert_int_equal(result.bad[PACK_BAD_FILE], 1);
+        assert_int_equal(result.documents, INDEXED_ROWS - (cases[i].end - cases[i].wrong));
+        size_t size;
+        SCOPED_FREE char *record = (char *)read_bytes("out.pack.json", &size),
+                         *line = memory_format("\"line\": %lld", (long long)cases[i].wrong + 1);
+        SCOPED_FREE char *lost = memory_format("\"%lld row", (long long)(cases[i].end - cases[i].wrong));
+        assert_holds(record, line);
+        assert_holds(record, lost);
+    }
+}
+
+static void a_damaged_dictionary_loses_its_pages_alone(void **state) {
+    (void)state;
+    Page pages[4] = {entries_page(), indexed_page(0, 1000, -1), indexed_page(1000, 800, -1), plain_page(0, 900, 300, -1)};
+    pages[0].body.at[3] = 0x40; /* the first text is longer than the page */
+    write_parquet("in", 0, INDEXED_ROWS, pages, 4);
+    PackResult result = pack_input("in", "out", (PackOptions){0});
+    assert_int_equal(result.bad[PACK_BAD_FILE], 2);
+    assert_int_equal(result.documents, 900);
+    size_t size;
+    SCOPED_FREE char *record = (char *)read_bytes("out.pack.json", &size);
+    assert_holds(record, "\"1000 rows are lost: column text: its dictionary is malformed");
+    assert_holds(record, "\"800 rows are lost: column text: its dictionary is malformed");
+    assert_holds(record, "\"line\": 1001");
+}
+
+/* -- Continued packings ------------------------------------------------------------------------------------------------ */
+
 static size_t cut_nowhere(const void *context, const char *text, size_t size) {
     (void)context, (void)text, (void)size;
     return 0;
@@ -389,6 +480,11 @@ static void a_packing_goes_on_at_any_row(void **state) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         RecordPosition at = {.byte = rows[i], .line = rows[i] + 1, .document = rows[i]};
         assert_int_equal(number_at(&options, &files, at), rows[i]);
+    }
+    write_indexed("in", -1);
+    for (size_t i = 0; rows[i] < INDEXED_ROWS; i++) {
+        RecordPosition at = {.byte = rows[i], .line = rows[i] + 1, .document = rows[i]};
+        assert_int_equal(number_at(&options, &files, at), entry_of(rows[i]));
     }
     pack_files_free(&files);
 }
@@ -507,31 +603,44 @@ static void pages_that_lie_are_refused(void **state) {
     }
 }
 
-/* A short page may stand for many long texts: blocks are filled one after the other, not the page at once. */
+/* A short page may stand for many long texts, of which a block has few at a time. In the dictionary, one long text is among
+ * many empty ones, so a block gets many rows that all have the long one. */
 static void a_page_of_few_bytes_and_many_texts_is_read_in_parts(void **state) {
     (void)state;
-    enum { TEXT = 100000, COUNT = 2000 };
-    Page pages[2] = {{.dictionary = true, .values = 1}, {.encoding = DICTIONARY, .values = COUNT}};
+    enum { TEXT = 100000, EMPTY = 999, COUNT = 700, MOST = (1 << 24) + TEXT };
+    Page pages[2] = {{.dictionary = true, .values = 1 + EMPTY}, {.encoding = DICTIONARY, .values = COUNT}};
     SCOPED_FREE char *text = memory_allocate(TEXT);
     memset(text, 'x', TEXT);
     put_text(&pages[0].body, text, TEXT);
+    for (int i = 0; i < EMPTY; i++) put_text(&pages[0].body, "", 0);
     put_byte(&pages[1].body, 1);
     put_varint(&pages[1].body, COUNT << 1);
     put_byte(&pages[1].body, 0);
     write_parquet("in", 0, COUNT, pages, 2);
+    int threads = omp_get_max_threads();
+    for (int count = 1; count <= 3; count += 2) {
+        omp_set_num_threads(count);
+        assert_int_equal(pack_input("in", "out", (PackOptions){0}).text_bytes, (int64_t)COUNT * TEXT);
+    }
+    omp_set_num_threads(threads);
     PackOptions options = {.inputs = (const char *[]){"in", NULL}, .separator = "", .field = "text"};
     PackFiles files;
     Block block = {0};
     Error error = {0};
-    int64_t rows = 0;
+    int64_t rows = 0, parts = 0;
+    ParquetValues values = {0};
     assert_true(pack_files_list(&files, options.inputs, false, NULL, &error));
     RecordReader *reader = record_reader_open(&options, &files, cut_nowhere, NULL, (RecordPosition){.line = 1});
-    while (record_reader_fill(reader, &block, &error) && block.count > 0) {
-        assert_true(block.size <= 4 * TEXT && !block.page.stored);
+    while (block.page.stored || (record_reader_fill(reader, &block, &error) && block.page.stored)) {
+        block_read_page(&block, &values, "text");
+        assert_true(block.count > 0 && block.size <= MOST);
         rows += (int64_t)block.count;
+        parts++;
         block_clear(&block);
     }
     assert_int_equal(rows, COUNT);
+    assert_int_equal(parts, 1 + COUNT * TEXT / MOST);
+    parquet_values_free(&values);
     block_free(&block);
     record_reader_free(reader);
     pack_files_free(&files);
@@ -578,6 +687,9 @@ int main(void) {
         IN_FOLDER(damaged_files_are_refused_or_read),
         IN_FOLDER(pages_of_all_sizes_give_the_same_on_any_number_of_threads),
         IN_FOLDER(a_damaged_page_loses_its_rest_alone),
+        IN_FOLDER(rows_of_a_dictionary_give_the_same_on_any_number_of_threads),
+        IN_FOLDER(a_damaged_index_loses_the_rest_of_its_page_once),
+        IN_FOLDER(a_damaged_dictionary_loses_its_pages_alone),
         IN_FOLDER(a_packing_goes_on_at_any_row),
         IN_FOLDER(lists_of_older_writers_are_read),
         IN_FOLDER(pages_that_lie_are_refused),

@@ -43,6 +43,12 @@ static void require_row_resumable(
     free(text);
 }
 
+/* Makes room for more records of the block's page, or else fills the block anew. */
+static bool next_block(RecordReader *reader, Block *block, Error *error) {
+    block_clear(block);
+    return block->page.stored || record_reader_fill(reader, block, error);
+}
+
 FUZZ(parquet) {
     if (size < 5 || memcmp(data + 1, "PAR1", 4) != 0) return; /* text, which is fuzzed as documents */
     char *path = memory_copy_string(fuzz_file("rows.parquet", data + 1, size - 1));
@@ -60,9 +66,8 @@ FUZZ(parquet) {
     ParquetValues values = {0};
     bool good;
     size_t count = 0;
-    while (count < RECORDS && (good = record_reader_fill(reader, &block, &error)) && (block.count > 0 || block.page.stored)) {
+    while (count < RECORDS && (good = next_block(reader, &block, &error)) && (block.count > 0 || block.page.stored)) {
         block_read_page(&block, &values, options.field);
-        require(block.count > 0);
         for (Record *record = block.records; record < block.records + block.count; record++, count++) {
             if (!record->last) continue; /* why the file is left out */
             require(record->start + record->size <= block.size && record->line >= before.line);
@@ -71,7 +76,6 @@ FUZZ(parquet) {
             require(record->end.file > before.file || record->end.byte > before.byte);
             before = record->end;
         }
-        block_clear(&block);
     }
     if (count < RECORDS && !good) require_line(&error);
     parquet_values_free(&values);
