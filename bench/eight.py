@@ -4,6 +4,7 @@ PyTorch where it has the same (parallel.py). A row is written to the CSV as soon
 
     bench/eight.py --smelt build/smelt --gpu h200 --csv eight.csv               all rows that end within 9 minutes
     bench/eight.py --ranks 4 --gpu h200 --rows llama-70b-zero3,zaya-8b-ep       some, on four GPUs
+    bench/eight.py --ranks 4 --gpu h200 --forecasts --csv forecasts.csv         what to expect, without a GPU
     bench/eight.py --tiny --ranks 2 --device cpu --no-peer --csv tiny.csv       every row with tiny models, to try the script
 Layouts are those of eight ranks; with fewer every axis is cut down to them. Efficiency is tokens/s of a GPU over those of the row's model on one GPU, where it
 fits one. Needs a Python with PyTorch but with --no-peer."""
@@ -30,6 +31,7 @@ ROWS = {
     "llama-70b-zero3-fp8": Case("llama-70b", 8192, 1, 8, {"layout.zero": 3}, "", FP8),
     "llama-70b-zero3-within": Case("llama-70b", 8192, 1, 8, {"layout.zero": 3}, "", WITHIN),
     "llama-70b-tp8": Case("llama-70b", 8192, 1, 1, {"layout.tp": 8}, "tp", {}),
+    "llama-70b-tp8-within": Case("llama-70b", 8192, 1, 1, {"layout.tp": 8}, "", WITHIN),
     "llama-70b-tp4-pp2": Case("llama-70b", 8192, 1, 8, {"layout.tp": 4, "layout.pp": 2}, "", {}),
     "llama-8b-zero1": Case("llama-8b", 8192, 1, 8, {"layout.zero": 1}, "", {}),
     "llama-8b-zero1-fp8": Case("llama-8b", 8192, 1, 8, {"layout.zero": 1}, "", FP8),
@@ -38,6 +40,8 @@ ROWS = {
     "zaya-8b-ep": Case("zaya1-8b", 4096, 2, 8, {"layout.ep": 8}, "", {}),
     "zaya-8b-zero1-muon": Case("zaya1-8b", 4096, 2, 8, {"layout.zero": 1}, "", {"optimizer.name": "muon"}),
     "zaya-8b-cp8-131k": Case("zaya1-8b", 131072, 1, 1, {"layout.cp": 8}, "", {}),
+    "qwen3-30b-zero3": Case("qwen3-30b", 4096, 2, 8, {"layout.zero": 3}, "", {}),
+    "qwen3-30b-ep8": Case("qwen3-30b", 4096, 2, 8, {"layout.ep": 8}, "", {}),
     "llama-1b-dp8": Case("llama-1b", 4096, 4, 8, {"layout.zero": 1}, "", {}),
     "zaya-8layers-dp8": Case("zaya1-8layers", 4096, 4, 8, {"layout.zero": 1}, "", {}),
 }
@@ -53,6 +57,7 @@ def read_shapes(tiny):
         shapes = json.load(file)
     shapes["llama-70b"] = {**shapes["llama-8b"], **LLAMA_70B}
     shapes["zaya1-8b"] = {**shapes["zaya1-8layers"], "layers": 40}
+    shapes["qwen3-30b"] = {**shapes["qwen3-30b-6layers"], "layers": 48}
     for shape in shapes.values() if tiny else ():
         shape.update(layers=4, width=64, head_dim=16, query_heads=8, key_value_heads=4, ffn_width=128, expert_width=64, router_width=16, vocab=512)
     return shapes
@@ -72,9 +77,9 @@ def cut_to(case, ranks, tiny):
 
 
 def forecast(arguments, name, case, ranks, folder):
-    """smelt's tokens/s of a GPU, NaN where it has none; before anything is measured."""
+    """smelt's tokens/s of a GPU, NaN where it has none, and the GiB of its memory; before anything is measured."""
     if not arguments.gpu:
-        return float("nan")
+        return float("nan"), None
     config = gpu.write_config(os.path.join(folder, f"forecast-{name}.yaml"), arguments.shapes[case.row], context=case.sequence)
     settings = parallel.settings_of(arguments, case, ranks)
     words = [f"{key}={value}" for key, value in settings.items() if key != "layout.zero"] + [f"zero={settings.get('layout.zero', 1)}"]
@@ -83,7 +88,8 @@ def forecast(arguments, name, case, ranks, folder):
     found = re.search(r"^tokens/s of a GPU +([\d.]+)(k?)", done.stdout, re.MULTILINE)
     if not found:
         print(f"{name}: no forecast: {done.stderr.strip()[-300:]}", flush=True)
-    return float(found[1]) * (1000 if found[2] else 1) if found else float("nan")
+    memory = re.search(r"^  total +([\d.]+) GiB", done.stdout, re.MULTILINE)
+    return float(found[1]) * (1000 if found[2] else 1) if found else float("nan"), float(memory[1]) if memory else None
 
 
 def measure(arguments, name, case, program, ranks, folder):
@@ -131,7 +137,10 @@ def run_collectives(arguments):
 
 def run_row(arguments, name, ranks, folder, alone):
     case = cut_to(ROWS[name], ranks, arguments.tiny)
-    predicted = forecast(arguments, name, case, ranks, folder)
+    predicted, memory = forecast(arguments, name, case, ranks, folder)
+    if arguments.forecasts:
+        layout = " ".join(f"{key}={value}" for key, value in case.layout.items())
+        return write_row(arguments, {"row": name, "ranks": ranks, "program": "smelt", "layout": layout, "forecast": predicted, "memory_gib": memory})
     if case.row in FITS_ONE and case.sequence <= 8192 and (case.row, "fp8.recipe" in case.settings) not in alone:
         one = measure(arguments, name, case._replace(microbatches=1), "smelt", 1, folder)
         alone[case.row, "fp8.recipe" in case.settings] = one.get("tokens_per_second_of_gpu", float("nan"))
@@ -148,6 +157,7 @@ def main():
     parser = parallel.make_parser(__doc__.split("\n")[0], steps=3, ranks=8)
     parser.add_argument("--rows", default="", help="comma-separated; default: all")
     parser.add_argument("--gpu", default="", help="what forecasts are for, as smelt forecast names it; empty: none")
+    parser.add_argument("--forecasts", action="store_true", help="write the forecasts of all rows but decoding and collectives, and measure nothing")
     parser.add_argument("--seconds", type=float, default=540, help="no row starts when the longest one so far would end after them")
     parser.add_argument("--tiny", action="store_true", help="tiny models and short sequences in place of the rows' own")
     arguments = parser.parse_args()
@@ -155,7 +165,8 @@ def main():
     if arguments.as_peer:
         return parallel.peer(arguments, cut_to(ROWS[arguments.as_peer], int(os.environ["WORLD_SIZE"]), arguments.tiny))
     started, longest, alone = time.time(), 0, {}
-    for name in arguments.rows.split(",") if arguments.rows else [*ROWS, DECODE, COLLECTIVES]:
+    others = [] if arguments.forecasts else [DECODE, COLLECTIVES]
+    for name in arguments.rows.split(",") if arguments.rows else [*ROWS, *others]:
         begin = time.time()
         if begin + longest - started > arguments.seconds:
             print(f"{name}: left out, {arguments.seconds:.0f} s would not do", flush=True)
