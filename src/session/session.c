@@ -476,6 +476,7 @@ bool session_start_training(Session *session, Comm *comm, Error *error) {
         optimizer_create(training->model.graph, &session->config->optimizer, &session->layout->shard, session->device, error);
     if (!session->optimizer) return false;
     optimizer_set_masters(session->optimizer, executor_arena(training->executor, ARENA_HOST_MASTER));
+    note_kernels(session); /* before the hook: a dry run sends nothing */
     optimizer_set_hook(session->optimizer, exchange_send_weights, training->exchange);
     exchange_set_update(training->exchange, update_within, session);
     return true;
@@ -488,7 +489,6 @@ bool session_start(Session *session, Comm *comm, Error *error) {
     if (!session_start_training(session, comm, error) || !program_start_beside(&session->evaluation, training, error)) return false;
     if (session->scoring.model.graph && !program_start_beside(&session->scoring, training, error)) return false;
     session->history = amax_history_create(training->model.graph, session->config->model.fp8.amax_history_len);
-    note_kernels(session);
     return initialize_weights(session, error);
 }
 
