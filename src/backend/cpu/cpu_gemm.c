@@ -31,6 +31,7 @@ enum {
     TILE_COLUMNS = 512, /* most columns: packed B, 1 MiB, stays in the L2 cache */
     TASKS_A_THREAD = 4, /* tiles per thread, so that a late thread costs little */
     MIN_WORK = 1 << 19, /* multiplications worth a task of their own */
+    ROWS_READ = 8,
     SPLIT_DEPTH = 1024, /* least k of each part of a split GEMM */
     MOST_SPLITS = 8,
     PARTIALS = 4 << 20, /* most bytes of all partial sums at a time */
@@ -264,6 +265,30 @@ static void run_tile(const TilePlan *plan, const TilePlan *before, const TilePla
     }
 }
 
+/* ---- Few rows ---- */
+
+/* Returns whether B is multiplied as it is in memory: packing it would cost more than multiplying by
+ * so few rows of A. */
+static bool is_narrow(const GemmKernel *kernel, const Gemm *g) {
+    return g->m <= GEMM_NARROW_ROWS && g->k > 0 && g->transpose_b && !g->transpose_a &&
+           g->m * kernel->laid_elements(g->k) * (int64_t)kernel->element <= (int64_t)sizeof((Scratch *)0)->b;
+}
+
+static void run_narrow_tile(const TilePlan *plan) {
+    const Gemm *g = plan->g;
+    const GemmBlock first = block_at(plan, 0, 0);
+    GemmNarrow narrow = {.a = scratch()->b,
+        .b = b_of(plan, first),
+        .rows = (int)plan->tile.rows,
+        .columns = plan->tile.columns,
+        .depth = g->k,
+        .block = plan->block_k,
+        .update = update_for(g, plan->tile, NULL, 0, 1, 0)};
+    GemmSource a = a_of(plan, first);
+    plan->kernel->lay_rows(scratch()->b, &a, plan->tile.rows, g->k);
+    plan->kernel->multiply_narrow(&narrow);
+}
+
 /* ---- Cutting ---- */
 
 /* Cuts C into at least `wanted` tiles if it is large enough, dividing the longer side of a tile
@@ -296,7 +321,9 @@ static CpuTile tile_of(const GemmKernel *kernel, const Gemm *g, CpuTiling tiling
     return (CpuTile){row, row_end - row, column, column_end - column};
 }
 
-static double work_of(const Gemm *g) { return (double)g->m * (double)g->n * (double)(g->k + 1); }
+/* Returns the multiplications that take as long as the GEMM. Reading an element of B costs as much as
+ * ROWS_READ of them. */
+static double work_of(const Gemm *g) { return (double)int_max(g->m, ROWS_READ) * (double)g->n * (double)(g->k + 1); }
 
 /* Cuts every GEMM in proportion to its share of the work; returns the number of tiles. */
 static int64_t tile_batch(const Gemm *gemms, int64_t count, CpuTiling *tilings, int threads) {
@@ -336,6 +363,11 @@ static TilePlan plan_of_task(const Gemm *gemms, const CpuTiling *tilings, int64_
 static void run_task(
     const Gemm *gemms, const CpuTiling *tilings, int64_t count, int64_t task, int64_t tasks, int threads, TilePlan *before) {
     TilePlan plan = plan_of_task(gemms, tilings, count, task), following;
+    if (is_narrow(plan.kernel, plan.g)) {
+        run_narrow_tile(&plan);
+        *before = (TilePlan){0};
+        return;
+    }
     bool more = task + threads < tasks;
     if (more) following = plan_of_task(gemms, tilings, count, task + threads);
     run_tile(&plan, before, more ? &following : NULL);

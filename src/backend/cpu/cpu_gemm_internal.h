@@ -49,6 +49,19 @@ typedef struct GemmTile {
     int64_t share; /* most cache lines to prefetch meanwhile */
 } GemmTile;
 
+/* Most rows of A that multiply_narrow takes. */
+enum { GEMM_NARROW_ROWS = 4 };
+
+/* Few rows of A times columns of B whose depth is contiguous. C has one block of K after the other
+ * added to the first, with which the update's addend and bias are added. */
+typedef struct GemmNarrow {
+    const void *a; /* from lay_rows */
+    GemmSource b;
+    int rows;
+    int64_t columns, depth, block; /* depth and block count elements of k */
+    GemmUpdate update;
+} GemmNarrow;
+
 /* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer
  * if the block does not divide evenly, always at a stride of `stride_rows`), `panel_columns`
  * columns of B. In a panel the lines of one depth are adjacent; a depth is `unit` consecutive k. If
@@ -65,4 +78,10 @@ typedef struct GemmKernel {
      * cache lines per panel of B, from prefetch[0] until it is empty, then from prefetch[1]. */
     void (*multiply)(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *update,
         GemmPrefetch prefetch[2], int64_t share);
+    /* Returns the number of packed elements that a row of A takes for multiply_narrow. */
+    int64_t (*laid_elements)(int64_t depth);
+    /* Writes rows of A, whose depth is contiguous, for multiply_narrow. */
+    void (*lay_rows)(void *to, const GemmSource *source, int64_t rows, int64_t depth);
+    /* Computes a tile without packing B, with the bits of `multiply`. */
+    void (*multiply_narrow)(const GemmNarrow *narrow);
 } GemmKernel;

@@ -151,16 +151,17 @@ INLINE void transpose(Vector *rows) {
     }
 }
 
+enum { LOAD_AHEAD = 256 };
+
 /* Loads one vector (`bytes` bytes at the end of the depth) of each of LANES lines; the last of
- * `lines` lines replaces missing ones. Prefetches AHEAD bytes further: the hardware prefetcher does
- * not follow so many streams. */
-INLINE void load_square(Vector *square, const char *from, int64_t stride, int64_t lines, size_t bytes) {
-    enum { AHEAD = 256 };
+ * `lines` lines replaces missing ones. Prefetches `ahead` bytes further: the hardware prefetcher
+ * does not follow so many streams. */
+INLINE void load_square(Vector *square, const char *from, int64_t stride, int64_t lines, size_t bytes, int64_t ahead) {
     if (bytes >= sizeof(Vector)) {
         UNROLL for (int i = 0; i < LANES; i++) {
             const char *line = from + (i < lines ? i : lines - 1) * stride;
             square[i] = load_vector(line);
-            __builtin_prefetch(line + AHEAD);
+            __builtin_prefetch(line + ahead, 0, 2);
         }
     } else {
         UNROLL for (int i = 0; i < LANES; i++) square[i] = load_bytes(from + (i < lines ? i : lines - 1) * stride, bytes);
@@ -173,7 +174,7 @@ static void pack_transposed(Sum *to, int width, const char *from, int64_t stride
     int64_t depth = (bytes + (int64_t)sizeof(Sum) - 1) / (int64_t)sizeof(Sum);
     for (int64_t p = 0; p < depth; p += LANES) {
         Vector square[LANES];
-        load_square(square, from + p * (int64_t)sizeof(Sum), stride, lines, (size_t)(bytes - p * (int64_t)sizeof(Sum)));
+        load_square(square, from + p * (int64_t)sizeof(Sum), stride, lines, (size_t)(bytes - p * (int64_t)sizeof(Sum)), LOAD_AHEAD);
         transpose(square);
         if (p + LANES <= depth) {
             UNROLL for (int j = 0; j < LANES; j++) store(to + (p + j) * width, square[j]);
@@ -203,25 +204,17 @@ INLINE Bits load_halves(const void *from, int64_t lines) {
 #if SCALED
 /* Adds the squares of a vector of bf16 pairs, with separate sums for each half. The low bits of a
  * pair change the high half's value slightly. */
-INLINE void fold_squares(__m512 sums[2], const Sum *from) {
-    __m512i pair = (__m512i)load_vector(from);
-    __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), high = _mm512_castsi512_ps(pair);
+INLINE void fold_squares(__m512 sums[2], Vector pairs) {
+    __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32((__m512i)pairs, 16)), high = (__m512)pairs;
     sums[0] = _mm512_fmadd_ps(low, low, sums[0]), sums[1] = _mm512_fmadd_ps(high, high, sums[1]);
 }
 
-/* Returns an exponent x for each of `lines` lines, such that the squares of its `depths` bf16 pairs
- * add up to less than 2^(x - 254). If fp32 may not hold the sum, the amax bounds it: the sum is
- * below 128 times 4 times the square of the amax's power of two. Sets *infinite for lines with an
- * infinity or a NaN. */
-INLINE __m512i bound_squares(const Sum *pairs, int width, int64_t lines, int64_t depths, __mmask16 *infinite) {
+/* Returns an exponent x for each of `lines` lines, such that the squares of its `depths` bf16 pairs,
+ * which `sums` has in four parts, add up to less than 2^(x - 254). If fp32 may not hold the sum, the
+ * amax bounds it: the sum is below 128 times 4 times the square of the amax's power of two. Sets
+ * *infinite for lines with an infinity or a NaN. */
+INLINE __m512i bound_squares(const __m512 sums[4], const Sum *pairs, int width, int64_t lines, int64_t depths, __mmask16 *infinite) {
     enum { MAGNITUDE = 0x7fff, BIAS = 127, SPECIAL = 255, LEAST = 30, MOST = 250, BITS_OF_512 = 9 };
-    __m512 sums[4] = {0};
-    int64_t p = 0;
-    for (; p + 1 < depths; p += 2) {
-        fold_squares(sums, pairs + p * width);
-        fold_squares(sums + 2, pairs + (p + 1) * width);
-    }
-    if (p < depths) fold_squares(sums, pairs + p * width);
     __m512 sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
     /* a thousandth covers the rounding of the sums and of the integers */
     __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(_mm512_mul_ps(sum, _mm512_set1_ps(1.001f))), 23);
@@ -232,33 +225,57 @@ INLINE __m512i bound_squares(const Sum *pairs, int width, int64_t lines, int64_t
     *infinite = 0;
     if (!lost) return bound;
     __m512i most = _mm512_setzero_si512();
-    for (p = 0; p < depths; p++)
+    for (int64_t p = 0; p < depths; p++)
         most = _mm512_max_epu16(most, _mm512_and_si512((__m512i)load_vector(pairs + p * width), _mm512_set1_epi16(MAGNITUDE)));
     exponent = _mm512_srli_epi32(_mm512_max_epu32(_mm512_slli_epi32(most, 16), most), 23);
     *infinite = _mm512_mask_cmpeq_epi32_mask(lost, exponent, _mm512_set1_epi32(SPECIAL));
     return _mm512_mask_add_epi32(bound, lost, _mm512_add_epi32(exponent, exponent), _mm512_set1_epi32(BITS_OF_512));
 }
 
-/* Converts a vector of lines, bf16 pairs that follow `to`, into pairs of integers, and writes their
- * scales to `to`. A line's scale is the smallest power of two with which the squares of its
- * integers add up to less than 2^30; it is NaN for a line with an infinity or a NaN. Scales and
- * their reciprocals stay normal numbers. */
-static void scale_lines(Sum *to, int width, int64_t lines, int64_t depths) {
+/* The scales of a vector of lines, and their reciprocals. */
+typedef struct LineScale {
+    Vector scale;
+    __m512 factor;
+} LineScale;
+
+/* A line's scale is the smallest power of two with which the squares of its integers add up to less
+ * than 2^30; it is NaN for a line with an infinity or a NaN. Scales and their reciprocals stay
+ * normal numbers. */
+INLINE LineScale scale_of(const __m512 squares[4], const Sum *pairs, int width, int64_t lines, int64_t depths) {
     enum { BIAS = 127, INTEGER_BITS = 15, QUIET_NAN = 0x7fc00000 };
-    Sum *pairs = to + width;
     __mmask16 infinite;
-    __m512i bound = bound_squares(pairs, width, lines, depths, &infinite);
+    __m512i bound = bound_squares(squares, pairs, width, lines, depths, &infinite);
     __m512i exponent =
         _mm512_sub_epi32(_mm512_srli_epi32(_mm512_add_epi32(bound, _mm512_set1_epi32(1)), 1), _mm512_set1_epi32(INTEGER_BITS));
     __m512i scale = _mm512_slli_epi32(_mm512_max_epi32(exponent, _mm512_set1_epi32(1)), 23);
     __m512 factor = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(2 * BIAS << 23), scale));
-    store(to, (Vector)_mm512_mask_mov_epi32(scale, infinite, _mm512_set1_epi32(QUIET_NAN)));
-    for (int64_t p = 0; p < depths; p++) {
-        __m512i pair = (__m512i)load_vector(pairs + p * width), upper = _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000));
-        __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), factor));
-        __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(upper), factor));
-        store(pairs + p * width, (Vector)_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16)));
+    return (LineScale){(Vector)_mm512_mask_mov_epi32(scale, infinite, _mm512_set1_epi32(QUIET_NAN)), factor};
+}
+
+/* Converts a vector of bf16 pairs into pairs of integers. Adding 1.5 * 2^23 rounds a product to an
+ * integer in its low 16 bits. */
+INLINE Vector scale_pairs(const Sum *from, __m512 factor) {
+    const __m512 magic = _mm512_set1_ps(12582912.0f);
+    __m512i pair = (__m512i)load_vector(from), upper = _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000));
+    __m512i low = _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), factor, magic));
+    __m512i high = _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(upper), factor, magic));
+    return (Vector)_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
+}
+
+/* Converts a vector of lines, bf16 pairs that follow `to`, into pairs of integers, and writes their
+ * scales to `to`. */
+static void scale_lines(Sum *to, int width, int64_t lines, int64_t depths) {
+    Sum *pairs = to + width;
+    __m512 squares[4] = {0};
+    int64_t p = 0;
+    for (; p + 1 < depths; p += 2) {
+        fold_squares(squares, load_vector(pairs + p * width));
+        fold_squares(squares + 2, load_vector(pairs + (p + 1) * width));
     }
+    if (p < depths) fold_squares(squares, load_vector(pairs + p * width));
+    LineScale scale = scale_of(squares, pairs, width, lines, depths);
+    store(to, scale.scale);
+    for (p = 0; p < depths; p++) store(pairs + p * width, scale_pairs(pairs + p * width, scale.factor));
 }
 #endif
 
@@ -283,7 +300,7 @@ static void pack_straight_bf16(Sum *to, int width, const char *from, int64_t str
 static void pack_transposed_bf16(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
     for (int64_t p = 0; p < depth; p += 2 * LANES) {
         Vector square[LANES];
-        load_square(square, from + p * 2, stride, lines, (size_t)(depth - p) * 2);
+        load_square(square, from + p * 2, stride, lines, (size_t)(depth - p) * 2, LOAD_AHEAD);
         transpose(square);
         bool whole = p + 2 * LANES <= depth;
         UNROLL for (int j = 0; j < LANES; j++) {
@@ -494,8 +511,8 @@ INLINE Vector load_bf16(const uint16_t *from, int64_t columns) {
 }
 #endif
 
-/* Stores one vector of a row: sums + addend + bias. */
-INLINE void finish_vector(Vector v, const GemmUpdate *u, int64_t row, int64_t column, int64_t columns) {
+/* Returns sums + addend + bias for one vector of a row. */
+INLINE Vector add_operands(Vector v, const GemmUpdate *u, int64_t row, int64_t column, int64_t columns) {
     bool whole = columns >= LANES;
     size_t bytes = whole ? sizeof v : (size_t)columns * sizeof(Sum);
 #if FROM_BF16
@@ -510,6 +527,11 @@ INLINE void finish_vector(Vector v, const GemmUpdate *u, int64_t row, int64_t co
         const Sum *from = (const Sum *)u->bias + column;
         v += whole ? load_vector(from) : load_bytes(from, bytes);
     }
+    return v;
+}
+
+/* Stores one vector of a row. */
+INLINE void store_row(Vector v, const GemmUpdate *u, int64_t row, int64_t column, int64_t columns) {
 #if FROM_BF16
     if (u->out_bf16) {
         store_bf16((uint16_t *)u->out + row * u->ld_out + column, v, columns);
@@ -517,8 +539,12 @@ INLINE void finish_vector(Vector v, const GemmUpdate *u, int64_t row, int64_t co
     }
 #endif
     Sum *to = (Sum *)u->out + row * u->ld_out + column;
-    if (whole) store(to, v);
-    else store_bytes(to, v, bytes);
+    if (columns >= LANES) store(to, v);
+    else store_bytes(to, v, (size_t)columns * sizeof(Sum));
+}
+
+INLINE void finish_vector(Vector v, const GemmUpdate *u, int64_t row, int64_t column, int64_t columns) {
+    store_row(add_operands(v, u, row, column, columns), u, row, column, columns);
 }
 
 static void update_tile(const Sum *tile, const GemmUpdate *u, int rows, int64_t column, int64_t columns) {
@@ -562,6 +588,8 @@ static void multiply_panels(const void *a, int64_t step, const void *b, int rows
     }
 }
 
+#include "backend/cpu/cpu_gemm_narrow_kernels.h"
+
 extern const GemmKernel KERNEL(gemm);
 const GemmKernel KERNEL(gemm) = {
     .panel_rows = ROWS,
@@ -572,4 +600,7 @@ const GemmKernel KERNEL(gemm) = {
     .element = sizeof(Sum),
     .pack = pack,
     .multiply = multiply_panels,
+    .laid_elements = laid_elements,
+    .lay_rows = lay_rows,
+    .multiply_narrow = multiply_narrow,
 };

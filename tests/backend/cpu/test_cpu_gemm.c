@@ -284,6 +284,35 @@ static void mixed_batch(void) {
 }
 static void a_batch_gives_the_bits_of_its_gemms_alone(void **state) { (void)state, for_each_isa(mixed_batch); }
 
+/* Few rows of A have kernels of their own, which must add in the order of the others. The rows of a GEMM
+ * of 8 rows, computed again 1 to 4 at a time, over operands of 16 powers of two. */
+static void few_rows_body(void) {
+    enum { ROWS = 8 };
+    static const int64_t sizes[][2] = {
+        {1, 1}, {16, 32}, {7, 31}, {33, 2}, {50, 129}, {40, 515}, {70, 1200}, {19, 1203}, {17, 2049}, {18, 4224}};
+    for (int i = 0; i < 10 * TYPES * 2; i++) {
+        const int64_t n = sizes[i % 10][0], k = sizes[i % 10][1], rows = 1 + (i + i / 10) % 4;
+        Types types = all_types[i / 10 % TYPES];
+        Gemm whole = new_gemm(types.input, types.output, false, true, i / 50, (i + i / 10) & 1, ROWS, n, k);
+        for (int64_t j = 0; j < n * whole.ldb; j++) set((void *)whole.b, types.input, j, ldexp(random_signed(), (int)random_below(16)));
+        set((void *)whole.b, types.input, (n - 1) * whole.ldb + k - 1, i % 3 ? 1 : INFINITY);
+        Gemm few = whole;
+        few.c = copy_of_c(&whole);
+        gemm_serial(&whole);
+        for (int64_t row = 0; row < ROWS; row += rows) {
+            Gemm g = few;
+            g.m = row + rows <= ROWS ? rows : ROWS - row;
+            g.a = (const char *)few.a + (size_t)(row * few.lda) * bytes_of(types.input);
+            g.c = (char *)few.c + (size_t)(row * few.ldc) * bytes_of(types.output);
+            gemm(&g);
+        }
+        assert_true(same_c(&whole, few.c));
+        free(few.c);
+        free_gemm(&whole);
+    }
+}
+static void few_rows_have_the_bits_of_many(void **state) { (void)state, for_each_isa(few_rows_body); }
+
 /* Each of these needs nearly all the room for partial sums. */
 static void partial_sums_of_a_batch_do_not_run_out(void **state) {
     (void)state;
@@ -595,6 +624,7 @@ int main(void) {
         cmocka_unit_test(random_gemms_match),
         cmocka_unit_test(gemms_of_several_tiles_match),
         cmocka_unit_test(a_batch_gives_the_bits_of_its_gemms_alone),
+        cmocka_unit_test(few_rows_have_the_bits_of_many),
         cmocka_unit_test(partial_sums_of_a_batch_do_not_run_out),
         cmocka_unit_test(an_empty_batch_does_nothing),
         cmocka_unit_test(serial_gemms_run_side_by_side),

@@ -1,0 +1,171 @@
+/* The kernels of our GEMM for few rows of A, such as the tokens of a step of generation, and a B whose columns are contiguous
+ * along k, such as a layer's weights; part of cpu_gemm_kernel.c. An element of B has one use per row, so packed panels would cost
+ * more than the products: squares of B are transposed in registers and multiplied there. B is read once, in order. The sums of an
+ * element of C have the order of the packed kernels, so the bits are the same. Owns no memory. */
+#pragma once
+
+/* Most bytes between the columns that are multiplied and those that are prefetched: an eighth of a
+ * small L2 cache. */
+enum { NARROW_AHEAD = 128 << 10 };
+
+#define FOR_NARROW_ROWS FOR_ROWS_4
+
+/* ---- Rows of A ---- */
+
+/* Returns the number of elements that `depth` elements of a row of A become. */
+static int64_t laid_elements(int64_t depth) {
+#if SCALED
+    return divide_up(depth, 2 * SCALED * LANES) * (SCALED + 1) * LANES;
+#else
+    return divide_up(depth, 1 + PAIRS);
+#endif
+}
+
+/* Writes a row of A in the kernel's format. Scaled groups of depths are packed as if they were
+ * LANES lines. */
+static void lay_row(Sum *to, const char *from, int64_t depth, bool bf16) {
+#if SCALED
+    for (int64_t p = 0; p < depth; p += 2 * SCALED * LANES, to += (SCALED + 1) * LANES) {
+        uint16_t groups[LANES][2 * SCALED] = {0};
+        int64_t here = int_min(depth - p, 2 * SCALED * LANES);
+        memcpy(groups, from + p * 2, (size_t)here * 2);
+        pack(to, LANES, &(GemmSource){groups, 2 * SCALED, true, bf16}, divide_up(here, 2 * SCALED), 2 * SCALED);
+    }
+#elif PAIRS
+    (void)bf16;
+    if (depth % 2) memset(to + depth / 2, 0, sizeof *to);
+    memcpy(to, from, (size_t)depth * 2);
+#else
+    if (!bf16) memcpy(to, from, (size_t)depth * sizeof *to);
+#if FROM_BF16
+    else
+        for (int64_t p = 0; p < depth; p++) to[p] = bf16_to_float(((const uint16_t *)from)[p]);
+#endif
+#endif
+}
+
+static void lay_rows(void *to, const GemmSource *source, int64_t rows, int64_t depth) {
+    int64_t stride = source->ld * (source->bf16 ? 2 : (int64_t)sizeof(Sum));
+    for (int64_t i = 0; i < rows; i++)
+        lay_row((Sum *)to + i * laid_elements(depth), (const char *)source->data + i * stride, depth, source->bf16);
+}
+
+/* ---- Products ---- */
+
+/* A block of K of LANES columns of B. */
+typedef struct NarrowBlock {
+    bool bf16;
+    const Sum *a; /* rows `row` elements apart */
+    int64_t row;
+    const char *b; /* columns `stride` bytes apart */
+    int64_t stride, lines, ahead;
+    int64_t p, depth; /* the first k and their number */
+} NarrowBlock;
+
+#if SCALED
+/* Loads up to SCALED depths of LANES columns, transposed, and adds their squares: what bound_squares
+ * adds. */
+INLINE void load_group(Sum *pairs, __m512 squares[4], const NarrowBlock *at, const char *from, int64_t depths) {
+    for (int64_t p = 0; p < depths; p += LANES) {
+        Vector square[LANES];
+        load_square(square, from + p * 4, at->stride, at->lines, (size_t)(at->depth - (from - at->b) / 2 - 2 * p) * 2, at->ahead);
+        transpose(square);
+        UNROLL for (int j = 0; j < LANES; j++) {
+            store(pairs + (p + j) * LANES, square[j]);
+            fold_squares(squares + j % 2 * 2, square[j]);
+        }
+    }
+}
+
+INLINE void add_lines(Vector *sums, const NarrowBlock *at, int rows) {
+    for (int64_t p = 0; p < at->depth; p += 2 * SCALED) {
+        Sum pairs[SCALED * LANES] __attribute__((aligned(64)));
+        __m512 squares[4] = {0};
+        int64_t depths = divide_up(int_min(at->depth - p, 2 * SCALED), 2), group = (at->p + p) / (2 * SCALED);
+        load_group(pairs, squares, at, at->b + p * 2, depths);
+        LineScale scale = scale_of(squares, pairs, LANES, at->lines, depths);
+        const Sum *a = at->a + group / LANES * (SCALED + 1) * LANES + group % LANES;
+        VectorSums integers[ROWS] = {0};
+        for (int64_t q = 0; q < depths; q++) {
+            Vector b = scale_pairs(pairs + q * LANES, scale.factor);
+            UNROLL for (int i = 0; i < rows; i++) integers[i] = MULTIPLY_ADD(integers[i], a[i * at->row + (1 + q) * LANES], b);
+        }
+        UNROLL for (int i = 0; i < rows; i++) sums[i] += __builtin_convertvector(integers[i], Vector) * scale.scale * a[i * at->row];
+    }
+}
+#else
+/* Adds the products of a square with `left` k, each in a vector of its own or, if the kernel splits
+ * bf16 pairs, two in one vector. */
+INLINE void add_square(Vector *sums, const NarrowBlock *at, const Sum *a, const Vector *square, int64_t left, int rows) {
+    const bool halves = at->bf16 && !PAIRS;
+    UNROLL for (int j = 0; j < LANES; j++) {
+        if (j * (1 + at->bf16) >= left) break;
+        if (!halves) {
+            UNROLL for (int i = 0; i < rows; i++) sums[i] = MULTIPLY_ADD(sums[i], a[i * at->row + j], square[j]);
+            continue;
+        }
+#if FROM_BF16
+        Vector even = (Vector)((Bits)square[j] << 16), odd = (Vector)((Bits)square[j] & 0xffff0000u);
+        UNROLL for (int i = 0; i < rows; i++) sums[i] = MULTIPLY_ADD(sums[i], a[i * at->row + 2 * j], even);
+        if (2 * j + 1 >= left) break;
+        UNROLL for (int i = 0; i < rows; i++) sums[i] = MULTIPLY_ADD(sums[i], a[i * at->row + 2 * j + 1], odd);
+#endif
+    }
+}
+
+INLINE void add_lines(Vector *sums, const NarrowBlock *at, int rows) {
+    const int64_t element = at->bf16 ? 2 : (int64_t)sizeof(Sum), whole = (int64_t)sizeof(Vector) / element;
+    const Sum *a = at->a + at->p / (1 + PAIRS);
+    for (int64_t p = 0; p < at->depth; p += whole, a += whole / (1 + PAIRS)) {
+        int64_t left = at->depth - p;
+        Vector square[LANES];
+        load_square(square, at->b + p * element, at->stride, at->lines, (size_t)(left * element), at->ahead);
+        transpose(square);
+        if (left >= whole) add_square(sums, at, a, square, whole, rows);
+        else add_square(sums, at, a, square, left, rows);
+    }
+}
+#endif
+
+INLINE void multiply_lines(const GemmNarrow *t, bool bf16, int rows) {
+    const int64_t element = bf16 ? 2 : (int64_t)sizeof(Sum), stride = t->b.ld * element;
+    const GemmUpdate *u = &t->update;
+    for (int64_t j = 0; j < t->columns; j += LANES) {
+        Vector total[ROWS] = {0};
+        for (int64_t p = 0; p < t->depth; p += t->block) {
+            Vector sums[ROWS];
+            const NarrowBlock block = {.bf16 = bf16,
+                .a = t->a,
+                .row = laid_elements(t->depth),
+                .b = (const char *)t->b.data + j * stride + p * element,
+                .stride = stride,
+                .lines = t->columns - j,
+                .ahead = LANES * stride <= NARROW_AHEAD ? LANES * stride : LOAD_AHEAD,
+                .p = p,
+                .depth = int_min(t->block, t->depth - p)};
+            UNROLL for (int i = 0; i < rows; i++) sums[i] = (Vector){0};
+            add_lines(sums, &block, rows);
+            UNROLL for (int i = 0; i < rows; i++) total[i] = p == 0 ? add_operands(sums[i], u, i, j, t->columns - j) : sums[i] + total[i];
+        }
+        UNROLL for (int i = 0; i < rows; i++) store_row(total[i], u, i, j, t->columns - j);
+    }
+}
+
+typedef void MultiplyLines(const GemmNarrow *t);
+
+#if FROM_BF16 && !PAIRS
+#define DEFINE(rows) \
+    static void multiply_lines_##rows(const GemmNarrow *t) { \
+        if (t->b.bf16) multiply_lines(t, true, rows); \
+        else multiply_lines(t, false, rows); \
+    }
+#else
+#define DEFINE(rows) \
+    static void multiply_lines_##rows(const GemmNarrow *t) { multiply_lines(t, PAIRS, rows); }
+#endif
+#define ENTRY(rows) multiply_lines_##rows,
+FOR_NARROW_ROWS(DEFINE) static MultiplyLines *const narrow_multiplies[] = {FOR_NARROW_ROWS(ENTRY)};
+#undef DEFINE
+#undef ENTRY
+
+static void multiply_narrow(const GemmNarrow *t) { narrow_multiplies[t->rows - 1](t); }
