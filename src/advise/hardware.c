@@ -192,7 +192,11 @@ static Hardware complete_row(int index) {
     Hardware hardware = table[index];
     hardware.rates = h100_rates;
     if (hardware.host_memory) describe_machine(&hardware);
-    else hardware.runtime = 0.9 * GIBI;
+    else {
+        hardware.runtime = 0.9 * GIBI;
+        hardware.communicators[0] = FIRST_COMMUNICATOR;
+        hardware.communicators[1] = FURTHER_COMMUNICATOR;
+    }
     const Hardware *known = measured_row();
     double ratio = hardware.peak_fp8 / hardware.peak_bf16, known_ratio = known->peak_fp8 / known->peak_bf16;
     hardware.fp8_gain = hardware.host_memory ? cpu_fp8_gain : h100_fp8_gain * ratio / known_ratio;
@@ -261,5 +265,7 @@ bool hardware_trains_fp8(const Hardware *hardware) {
 Device *hardware_device(const Hardware *hardware) {
     Device *device = describe_processor(hardware);
     if (hardware->peak_fp8 > 0) device->info.gemm_inputs |= fp8_inputs;
+    device->info.first_communicator = hardware->communicators[0];
+    device->info.further_communicator = hardware->communicators[1];
     return device;
 }

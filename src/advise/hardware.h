@@ -49,6 +49,7 @@ typedef struct Hardware {
     double host_link;                 /* bytes/s of a GPU from or to host memory, both at once: the rate of its PCIe link */
     double network;                   /* bytes/s of a GPU to other nodes, with the cards of usual clusters */
     double runtime;                   /* bytes of its memory that driver and libraries take */
+    int64_t communicators[2];         /* as in DeviceInfo: first_communicator, further_communicator */
     Rates rates;
     RatesSource source; /* of the rates */
 } Hardware;

@@ -5,6 +5,7 @@
  * worker. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/library.h"
@@ -14,6 +15,7 @@
 #include "comm/nccl_calls_internal.h"
 
 enum { EVENTS = 1024 /* more than a step waits for */, MOST_GROUPS = 64, LOCK_SECONDS = 2 };
+enum { LEAST_MEMORY = 256 << 20 }; /* bytes; a library with less cannot have failed for another reason that is as likely */
 /* The device's stream waited for a collective between these events. */
 typedef struct Stall { DeviceEvent *before, *after; } Stall;
 typedef struct Issued {
@@ -27,10 +29,12 @@ typedef struct Issued {
 typedef struct Nccl {
     const char *name;
     void *library;
+    const Device *device;
     struct {
         NCCL_CALLS(LIBRARY_FIELD)
         const char *(*error_text)(int result);
     } call;
+    const char *(*last_error)(void *group); /* the cause of the latest failure; NULL: the library is too old */
     DeviceStream *stream;
     DeviceEvent *ready;
     pthread_mutex_t lock;        /* protects what follows, and calls of the library */
@@ -57,12 +61,33 @@ static bool open_nccl_library(Nccl *nccl, const DeviceInfo *device, Error *error
     if (!nccl->library)
         return error_set(error, ERROR_USAGE, "training on several GPUs needs %s: %s; install it, or use one GPU", nccl->name, dlerror());
     const char *missing = library_find(nccl->library, names, &nccl->call);
+    *(void **)&nccl->last_error = dlsym(nccl->library, "ncclGetLastError");
     return !missing || error_set(error, ERROR_USAGE, "%s has no symbol %s: it is too old; install 2.7 or newer", file, missing);
 }
 
+/* Returns whether a failure is a lack of device memory, in which the library allocates buffers when ranks first communicate:
+ * the library says so, or next to nothing is left. */
+static bool lacks_memory(const Nccl *nccl, int result, int64_t available) {
+    const char *cause = nccl->last_error ? nccl->last_error(NULL) : NULL;
+    bool allocates = result == NCCL_UNHANDLED_CUDA_ERROR || result == NCCL_SYSTEM_ERROR || result == NCCL_INTERNAL_ERROR;
+    return allocates && ((cause && strcasestr(cause, "out of memory")) || (available >= 0 && available < LEAST_MEMORY));
+}
+
+static bool refuse_memory(const Nccl *nccl, int result, int64_t available, Error *error) {
+    char left[32];
+    log_format_bytes((double)available, left);
+    return error_set(error, ERROR_MEMORY,
+        "%s has no device memory for a collective: %s (%d), %s free. Its buffers lie beside what the run has planned, and a restart would "
+        "need as much. Use a stronger recompute, fewer batch.sequences, a higher layout.zero or more ranks",
+        nccl->name, nccl->call.error_text(result), result, left);
+}
+
 static bool nccl_check(const Nccl *nccl, int result, Error *error) {
-    return result == 0 || error_set(error, ERROR_COMMUNICATION, "%s: %s (%d); set NCCL_DEBUG=INFO for details", nccl->name,
-                              nccl->call.error_text(result), result);
+    if (result == 0) return true;
+    int64_t available = device_available(nccl->device);
+    if (lacks_memory(nccl, result, available)) return refuse_memory(nccl, result, available, error);
+    return error_set(
+        error, ERROR_COMMUNICATION, "%s: %s (%d); set NCCL_DEBUG=INFO for details", nccl->name, nccl->call.error_text(result), result);
 }
 
 void nccl_describe(const CommEngine *engine, char *text, size_t size) {
@@ -75,6 +100,7 @@ bool nccl_open(CommEngine *engine, Error *error) {
     Device *device = engine->device;
     Nccl *nccl = memory_allocate(sizeof *nccl);
     pthread_mutex_init(&nccl->lock, NULL);
+    nccl->device = device;
     bool opened = open_nccl_library(nccl, device_info(device), error);
     if (opened) {
         nccl->stream = device_stream_open(device, false);

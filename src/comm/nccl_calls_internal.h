@@ -25,6 +25,9 @@ typedef struct NcclId { char bytes[ID_BYTES]; } NcclId;
     CALL(begin, ncclGroupStart, (void))                                                                                                                 \
     CALL(end, ncclGroupEnd, (void))
 
+/* Results of failures that a lack of memory can cause (ncclResult_t). */
+enum { NCCL_UNHANDLED_CUDA_ERROR = 1, NCCL_SYSTEM_ERROR = 2, NCCL_INTERNAL_ERROR = 3 };
+
 /* (our number in comm/comm.h, the library's number, its name) */
 #define NCCL_TYPES(NUMBER)          \
     NUMBER(COMM_F32, 7, ncclFloat32) \

@@ -20,6 +20,9 @@
 #include "device/gemm.h"
 #include "device/handle.h"
 
+/* Bytes of DeviceInfo.first_communicator and further_communicator of a GPU. */
+enum { FIRST_COMMUNICATOR = 900 << 20, FURTHER_COMMUNICATOR = 600 << 20 };
+
 typedef enum DeviceKind { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceKind; /* AUTO only to request one */
 
 typedef struct DeviceInfo {
@@ -44,6 +47,10 @@ typedef struct DeviceInfo {
     bool fp8_fnuz;            /* its fp8 formats are the FNUZ ones (base/float8.h) */
     bool fp8_mx;              /* it has GEMMs of fp8 with scales of GEMM_SCALE_MX */
     int64_t collective_bytes; /* a collective of this size reaches the full bandwidth of the links */
+    /* Margins for the buffers of the library of collectives: of the first communicator, and of each further one. No library
+     * says what it will take, so these were measured: the memory of ranks on 2 H200 and 4 H100 beyond their plan and
+     * beyond that of one GPU (docs/forecast.md). 0: the memory is the host's, or emulated. */
+    int64_t first_communicator, further_communicator;
     /* The library of collectives and its file, with NCCL's interface; NULL: ranks use the host's. */
     const char *collectives, *collectives_file;
 } DeviceInfo;

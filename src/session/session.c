@@ -183,6 +183,28 @@ static int64_t own_activations(const Session *session, const Plan *plan) {
            (plan->bytes[ARENA_ACTIVATION] > session->training.plan.bytes[ARENA_ACTIVATION] ? plan->bytes[ARENA_ACTIVATION] : 0);
 }
 
+/* Returns how many communicators of the collectives' library this rank's step uses. */
+static int count_communicators(const Session *session) {
+    const Mesh *mesh = session->mesh;
+    bool outer[AXES_ALL + 1] = {false}, inner[AXES_ALL + 1] = {false};
+    int count = mesh->size[AXIS_PP] > 1; /* the ends of a pipeline */
+    outer[mesh_significant(mesh, MESH(AXIS_PP))] = true;
+    for (int b = 0; b < session->layout->bucket_count; b++) {
+        MeshAxes axes = session->layout->buckets[b].axes;
+        outer[mesh_significant(mesh, axes & ~MESH(AXIS_REPLICA))] = outer[mesh_significant(mesh, axes & MESH(AXIS_REPLICA))] = true;
+    }
+    for (int i = 0; i < LAYOUT_PROGRAM_GROUPS; i++) inner[mesh_significant(mesh, layout_program_groups[i])] = true;
+    for (MeshAxes axes = 1; axes <= AXES_ALL; axes++) count += outer[axes] + inner[axes];
+    return count;
+}
+
+/* Returns a margin for the device memory of the library of collectives. */
+static int64_t collective_buffers(const Session *session) {
+    const DeviceInfo *info = device_info(session->device);
+    int count = count_communicators(session);
+    return count ? info->first_communicator + (count - 1) * info->further_communicator : 0;
+}
+
 Budget session_budget(const Session *session) {
     const Program *training = &session->training;
     const Graph *graph = training->model.graph;
@@ -208,6 +230,7 @@ Budget session_budget(const Session *session) {
         .scratch = optimizer_workspace_bytes(graph, optimizer, shard, session->device),
         .evaluation = own_activations(session, evaluation) + own_activations(session, sampling) + own_activations(session, scoring),
         .other = small_arenas(plan) + small_arenas(evaluation) + small_arenas(sampling) + small_arenas(scoring) + states + step_tokens,
+        .collectives = collective_buffers(session),
         .generation = session->generation.least,
         .generation_most = session->generation.most,
         .hosted = state_in_host + plan->bytes[ARENA_HOST_MASTER],
@@ -217,7 +240,8 @@ Budget session_budget(const Session *session) {
     if (budget.host) budget.other += history;
     budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer + state_in_host, history);
     budget.total = budget.weights + budget.quantized + budget.master + budget.gradients + budget.optimizer + budget.activations +
-                   budget.scratch + budget.evaluation + budget.other + budget.generation + (budget.host ? budget.copy : 0);
+                   budget.scratch + budget.evaluation + budget.other + budget.collectives + budget.generation +
+                   (budget.host ? budget.copy : 0);
     return budget;
 }
 
@@ -260,6 +284,8 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     snprintf(floor, sizeof floor, "caches of one sequence; %s with caches of all rl.slots", text);
     if (budget->generation) print_budget_row(file, "generation", budget->generation, budget->total, floor);
     print_budget_row(file, "inputs and constants", budget->other, budget->total, "");
+    if (budget->collectives)
+        print_budget_row(file, "collectives", budget->collectives, budget->total, "a margin for NCCL's or RCCL's buffers");
     log_format_bytes((double)budget->hosted, text);
     if (budget->hosted) fprintf(file, "memory of the host: %s pinned for offload=optimizer\n", text);
     log_format_bytes((double)budget->copy, text);

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -52,6 +53,7 @@ static void open_case(const Setting *setting, Config *config, OptionStrings *str
     *cluster = (Cluster){.gpus = setting->gpus, .per_node = 2};
     if (!hardware_find(&cluster->hardware, "mi300x", &error)) fail_msg("%s", error.message);
     if (setting->memory_mib > 0) cluster->hardware.memory = setting->memory_mib * (1 << 20);
+    memset(cluster->hardware.communicators, 0, sizeof cluster->hardware.communicators); /* larger than such a model */
     config->layout.dp = 0;
 }
 

@@ -257,6 +257,28 @@ static void no_change_is_advised_that_changes_the_objective(void **state) {
     }
 }
 
+static int64_t collectives_of(const char *layout, Device *device, int ranks) {
+    Given given = give("configs/llama-tiny.yaml");
+    SCOPED(session_free) Session session = {0};
+    Error error = {0};
+    set(&given, layout);
+    if (!session_plan_rank(&session, &given.config, device, 0, ranks, &error)) fail_msg("%s", error.message);
+    Budget budget = session_budget(&session);
+    assert_true(budget.total > budget.collectives);
+    options_free_strings(&given.strings);
+    return budget.collectives;
+}
+
+/* One communicator for gradients; tp has another one inside layers; a pipeline has one for transfers and one for its ends. */
+static void gpus_that_communicate_plan_room_for_it(void **state) {
+    (void)state;
+    assert_int_equal(collectives_of("layout.zero=0", h100, 1), 0);
+    assert_int_equal(collectives_of("layout.zero=1", h100, 4), FIRST_COMMUNICATOR);
+    assert_int_equal(collectives_of("layout.tp=2", h100, 2), FIRST_COMMUNICATOR + FURTHER_COMMUNICATOR);
+    assert_int_equal(collectives_of("layout.pp=2", h100, 2), FIRST_COMMUNICATOR + FURTHER_COMMUNICATOR);
+    assert_int_equal(collectives_of("layout.tp=2", device_cpu(), 2), 0);
+}
+
 /* With one byte too few the cheapest changes suffice, and each by its smallest step. */
 static void the_cheapest_change_comes_first(void **state) {
     (void)state;
@@ -264,7 +286,9 @@ static void the_cheapest_change_comes_first(void **state) {
         "precision=pure_bf16", "layout.zero", "lora.rank=16 init=FOLDER"};
     Given given = give("configs/llama-tiny.yaml");
     Fit fits[MOST_FITS];
-    int count = fit_search(&given.config, h100, 0, 1, total(&given.config, h100, 1) - 1, fits);
+    Device plain = *h100;
+    plain.info.first_communicator = 0; /* which is more than all of this model */
+    int count = fit_search(&given.config, &plain, 0, 1, total(&given.config, &plain, 1) - 1, fits);
     assert_int_equal(count, 6);
     for (int i = 0; i < count; i++) {
         if (i == 4) assert_string_equal(fits[i].change, "on 2 such devices");
@@ -400,6 +424,7 @@ int main(void) {
         cmocka_unit_test(ranks_that_are_not_there_are_planned),
         cmocka_unit_test(every_change_saves_what_it_says),
         cmocka_unit_test(no_change_is_advised_that_changes_the_objective),
+        cmocka_unit_test(gpus_that_communicate_plan_room_for_it),
         cmocka_unit_test(the_cheapest_change_comes_first),
         cmocka_unit_test(state_in_host_memory_makes_a_model_fit),
         cmocka_unit_test(updates_within_the_backward_pass_make_zaya_fit_into_80_gb),

@@ -153,6 +153,22 @@ static void two_cards_generate_the_text_of_one(void **state) {
     process_free(&alone);
 }
 
+/* Memory that RCCL lacks for its buffers is named as memory, and the supervisor, which restarts ranks after failed collectives,
+ * does not repeat what must fail again. */
+static void a_collective_without_memory_ends_the_run(void **state) {
+    (void)state;
+    skip_without_emulator();
+    setenv("ROCEMU_RCCL_LACKS_MEMORY", "6", 1);
+    Process process = start_ranks("layout.zero=0 steps=50 run=lacking");
+    ProcessResult result = process_finish(&process);
+    unsetenv("ROCEMU_RCCL_LACKS_MEMORY");
+    expect_code(&result, ERROR_MEMORY, "a collective without memory");
+    assert_holds(result.errors, "RCCL has no device memory for a collective: unhandled cuda error");
+    assert_holds(result.errors, "rank 0 ran out of memory (exit code 4): a restart would not help");
+    assert_null(strstr(result.errors, "restarting all ranks"));
+    process_free(&result);
+}
+
 /* A library whose products are wrong is named and not used, algorithm by algorithm; without any, smelt's kernels serve. */
 static void wrong_gemms_are_not_used(void **state) {
     (void)state;
@@ -206,6 +222,7 @@ int main(void) {
         TRAIN_TEST(two_cards_keep_their_bits_with_state_in_host_memory),
         TRAIN_TEST(two_cards_keep_their_bits_with_shards_and_updates_within),
         TRAIN_TEST(two_cards_have_the_losses_of_one_with_delayed_scaling),
+        TRAIN_TEST(a_collective_without_memory_ends_the_run),
         TRAIN_TEST(two_cards_generate_the_text_of_one),
         TRAIN_TEST(wrong_gemms_are_not_used),
         TRAIN_TEST(a_lost_rank_is_started_again),

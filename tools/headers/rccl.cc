@@ -11,3 +11,6 @@ NCCL_CALLS(CALL)
 NCCL_TYPES(NUMBER)
 NCCL_REDUCTIONS(NUMBER)
 static_assert(ID_BYTES == NCCL_UNIQUE_ID_BYTES);
+static_assert(NCCL_UNHANDLED_CUDA_ERROR == ncclUnhandledCudaError && NCCL_SYSTEM_ERROR == ncclSystemError);
+static_assert(NCCL_INTERNAL_ERROR == ncclInternalError);
+static_assert(std::is_same_v<decltype(ncclGetLastError(nullptr)), const char *>);

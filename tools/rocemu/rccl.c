@@ -29,8 +29,16 @@
 #define PROTOTYPE(name, symbol, arguments) EXPORT int symbol arguments;
 NCCL_CALLS(PROTOTYPE)
 EXPORT const char *ncclGetErrorString(int result);
+EXPORT const char *ncclGetLastError(void *group);
 
-enum { SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, VERSION = 22203 }; /* ncclResult_t */
+enum {
+    UNHANDLED_CUDA_ERROR = 1,
+    SYSTEM_ERROR = 2,
+    INVALID_ARGUMENT = 4,
+    INVALID_USAGE = 5,
+    REMOTE_ERROR = 6,
+    VERSION = 22203
+}; /* ncclResult_t */
 enum { MOST_RANKS = 16, CHANNEL_BYTES = 32 << 20, LOOKS = 4096 };
 #define NUMBER(ours, number, name) name = number,
 enum { NCCL_TYPES(NUMBER) };
@@ -190,6 +198,26 @@ static int add_reduction(Group *group, const char *mine, char *result, size_t co
     return failed;
 }
 
+/* -- Failures ------------------------------------------------------------------------------------------------------ */
+
+/* The cause of the latest failure. */
+static _Thread_local const char *last_cause = "";
+
+/* Returns whether this call fails for want of device memory: with ROCEMU_RCCL_LACKS_MEMORY=N, from rank 0's N-th collective on,
+ * as a real library fails whose buffers do not fit. */
+static bool lacks_memory(const Group *group) {
+    static _Atomic int calls;
+    const char *first = getenv("ROCEMU_RCCL_LACKS_MEMORY");
+    bool lacks = first && group->rank == 0 && ++calls >= atoi(first);
+    if (lacks) last_cause = "Cuda failure 2 'out of memory'";
+    return lacks;
+}
+
+const char *ncclGetLastError(void *group) {
+    (void)group;
+    return last_cause;
+}
+
 /* -- Groups of calls ----------------------------------------------------------------------------------------------- */
 
 int ncclGroupStart(void) {
@@ -243,6 +271,7 @@ int ncclRecv(void *receive, size_t count, int type, int peer, void *group, void 
 
 int ncclAllReduce(const void *send, void *receive, size_t count, int type, int reduction, void *group, void *stream) {
     (void)stream;
+    if (lacks_memory(group)) return UNHANDLED_CUDA_ERROR;
     ncclGroupStart();
     int failed = send_to_others(group, send, count * width_of(type), 0);
     return end_call(failed ? failed : add_reduction(group, send, receive, count, type, reduction));
@@ -296,9 +325,10 @@ int ncclGetVersion(int *version) {
     return 0;
 }
 const char *ncclGetErrorString(int result) {
-    return result == 0              ? "no error"
-           : result == REMOTE_ERROR ? "remote process exited or there was a network error"
-                                    : "invalid argument or usage";
+    return result == 0                      ? "no error"
+           : result == UNHANDLED_CUDA_ERROR ? "unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+           : result == REMOTE_ERROR         ? "remote process exited or there was a network error"
+                                            : "invalid argument or usage";
 }
 
 int ncclGetUniqueId(NcclId *id) {

@@ -277,6 +277,8 @@ void gpu_set_properties(DeviceInfo *info) {
     info->fp8_fnuz = !strcmp(info->target, "gfx942");
     info->fp8_mx = !strcmp(info->target, "gfx950");
     info->collective_bytes = amd ? 256 << 20 : 64 << 20;
+    info->first_communicator = info->emulated ? 0 : FIRST_COMMUNICATOR;
+    info->further_communicator = info->emulated ? 0 : FURTHER_COMMUNICATOR;
     info->collectives = amd ? "RCCL" : "NCCL";
     info->collectives_file = amd ? "librccl.so.1" : "libnccl.so.2";
 }
