@@ -115,9 +115,8 @@ ExchangeTimes forecast_exchange(
  * the device and back, in both directions at once: during the update, and the backward pass if it
  * makes the updates. */
 static double exposed_copies(const Session *session, const Budget *memory, const Hardware *hardware, double update, double backward) {
-    const double usable = 0.8; /* of the link's rate; not measured */
     double beside = session->layout->in_backward ? update + backward : update;
-    return hardware->host_link > 0 ? fmax(0, (double)memory->hosted / (usable * hardware->host_link) - beside) : 0;
+    return hardware->host_link > 0 ? fmax(0, (double)memory->hosted / hardware->host_link - beside) : 0;
 }
 
 /* -- Layouts ------------------------------------------------------------------------------------------------------- */

@@ -14,6 +14,10 @@
  * cuBLASLt in one run (docs/bench.md); other GPUs gain the same fraction of the ratio of their
  * peaks. A CPU computes them in fp32, at about half the bf16 rate (docs/bench.md).
  *
+ * Host link: offload's copies on one H200 of a virtual machine, 2026-12-01, both directions at once:
+ * 38 GB/s with 32 GB a step, 42 with 96 GB (docs/finetune.md), of the 63 of PCIe 5. Other GPUs get
+ * the same fraction of their link, not measured.
+ *
  * An MI250 row describes one of its two dies, which the runtime calls a device.
  *
  * Rates of the H100 were measured with smelt. On 2026-11-21 (docs/speed.md): linear 740-774 and
@@ -37,6 +41,10 @@
 #define GIGA 1e9
 #define GIBI 1073741824.0
 
+/* GB/s of a GPU from and to host memory, both at once. */
+#define PCIE5 40
+#define PCIE4 20
+
 /* Groups of a row's fields, in the units of data sheets: TFLOP/s, GiB and TB/s, GB/s. 0:
  * unknown. */
 #define AMD(short_name, model, code) .name = short_name, .title = "AMD Instinct " model, .target = code, .kind = DEVICE_HIP, .wave = 64, .per_node = 8, .latency = 50e-6
@@ -52,19 +60,19 @@
 #define PLATEAU(gigaflop) .plateau = gigaflop * GIGA
 
 static const Hardware table[] = {
-    {AMD("mi250", "MI250 (one of two dies)", "gfx90a"), CORES(104, 256, 128, 64), FLOPS(181.05, 0), MEMORY(64, 1.6384, 0), HOST(31.5),
+    {AMD("mi250", "MI250 (one of two dies)", "gfx90a"), CORES(104, 256, 128, 64), FLOPS(181.05, 0), MEMORY(64, 1.6384, 0), HOST(PCIE4),
         LINKS(150, 0, 12.5)},
-    {AMD("mi300x", "MI300X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 708), FP8(2614.9), MEMORY(192, 5.3, 4.33), HOST(63),
+    {AMD("mi300x", "MI300X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 708), FP8(2614.9), MEMORY(192, 5.3, 4.33), HOST(PCIE5),
         LINKS(448, 315, 50), PLATEAU(200)},
-    {AMD("mi325x", "MI325X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 843), FP8(2614.9), MEMORY(256, 6, 0), HOST(63),
+    {AMD("mi325x", "MI325X", "gfx942"), CORES(304, 256, 256, 128), FLOPS(1307.4, 843), FP8(2614.9), MEMORY(256, 6, 0), HOST(PCIE5),
         LINKS(448, 0, 50), PLATEAU(200)},
-    {AMD("mi355x", "MI355X", "gfx950"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), FP8(5033.2), MEMORY(288, 8, 0), HOST(63),
+    {AMD("mi355x", "MI355X", "gfx950"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), FP8(5033.2), MEMORY(288, 8, 0), HOST(PCIE5),
         LINKS(537.6, 0, 50)},
-    {NVIDIA("a100", "A100 80GB SXM", "sm_80"), CORES(108, 128, 256, 64), FLOPS(312, 0), MEMORY(80, 2.039, 0), HOST(31.5),
+    {NVIDIA("a100", "A100 80GB SXM", "sm_80"), CORES(108, 128, 256, 64), FLOPS(312, 0), MEMORY(80, 2.039, 0), HOST(PCIE4),
         LINKS(300, 0, 25)},
     {NVIDIA("h100", "H100 80GB SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 782), FP8(1978.9), MEMORY(79.2, 3.35, 2.98),
-        HOST(63), LINKS(450, 290, 50), PLATEAU(100), .source = RATES_MEASURED},
-    {NVIDIA("h200", "H200 SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), FP8(1978.9), MEMORY(139.8, 4.8, 4.19), HOST(63),
+        HOST(PCIE5), LINKS(450, 290, 50), PLATEAU(100), .source = RATES_MEASURED},
+    {NVIDIA("h200", "H200 SXM", "sm_90a"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), FP8(1978.9), MEMORY(139.8, 4.8, 4.19), HOST(PCIE5),
         LINKS(450, 290, 50), PLATEAU(100)},
     /* One measured core of Intel's Sapphire Rapids: peak of the fp32 FMA, a bf16 GEMM computed in
      * fp32, a copy. */

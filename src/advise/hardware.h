@@ -46,7 +46,7 @@ typedef struct Hardware {
     bool switched;                    /* any two GPUs get the whole bandwidth; otherwise it is divided among all other GPUs */
     double link, best_link;           /* bytes/s of a GPU inside its node, one direction; best: bus bandwidth of large collectives */
     double latency;                   /* seconds of a collective in a node beyond bytes / bandwidth */
-    double host_link;                 /* bytes/s of a GPU from or to host memory, both at once: the rate of its PCIe link */
+    double host_link;                 /* bytes/s of a GPU from host memory, and at the same time to it, that large copies reach */
     double network;                   /* bytes/s of a GPU to other nodes, with the cards of usual clusters */
     double runtime;                   /* bytes of its memory that driver and libraries take */
     int64_t communicators[2];         /* as in DeviceInfo: first_communicator, further_communicator */
