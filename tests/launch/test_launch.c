@@ -118,6 +118,15 @@ static void a_wrong_setting_is_not_tried_again(void **state) {
     process_free(&result);
 }
 
+/* As after a collective without device memory. */
+static void memory_that_is_lacking_is_not_asked_for_again(void **state) {
+    (void)state;
+    ProcessResult result = run("memory", "restarts=3");
+    expect(&result, ERROR_MEMORY, "rank 1 ran out of memory (exit code 4): a restart would not help");
+    assert_null(strstr(result.errors, "restarting all ranks"));
+    process_free(&result);
+}
+
 static void nan_stops_or_goes_back_and_skips_as_configured(void **state) {
     (void)state;
     ProcessResult result = run("nan", "on_nan=stop");
@@ -334,6 +343,7 @@ int main(int argc, char **argv) {
         TEST(failures_without_progress_are_bounded),
         TEST(a_killed_rank_that_is_not_started_again_is_a_lost_one_whichever_it_is),
         TEST(a_wrong_setting_is_not_tried_again),
+        TEST(memory_that_is_lacking_is_not_asked_for_again),
         TEST(nan_stops_or_goes_back_and_skips_as_configured),
         TEST(a_line_of_output_can_start_all_again_or_stop_them),
         TEST(sigterm_reaches_the_ranks_and_the_run_continues_later),

@@ -79,6 +79,7 @@ static inline void meet(const char *misfortune, const char *folder, int rank, in
     while (!strcmp(misfortune, "stubborn")) process_sleep(10);
     if (!strcmp(misfortune, "crash")) abort();
     if (!strcmp(misfortune, "usage")) exit(ERROR_USAGE);
+    if (!strcmp(misfortune, "memory")) exit(ERROR_MEMORY);
     if (!strcmp(misfortune, "nan")) exit(ERROR_NUMERICS);
     if (!strcmp(misfortune, "abort") && first_time(folder, "broke")) abort();
     if (!strcmp(misfortune, "line") && first_time(folder, "said")) fprintf(stderr, "NCCL WARN something timed out\n");
