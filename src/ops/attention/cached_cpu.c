@@ -49,6 +49,8 @@ static void append_rows(const Cached *c, T *cache) {
                 columns * sizeof(T));
 }
 
+static inline int64_t attention_quads(int64_t queries) { return divide_up(queries, ATTENTION_QUAD); }
+
 /* Loads queries first .. first + count - 1 of a key-value head; query i is query head i % group of
  * row i / group of all sequences. */
 static void load_cached_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, int64_t first, int64_t count) {
@@ -64,6 +66,8 @@ static void load_cached_queries(const Cached *c, AttentionTile *tile, int64_t kv
         attention_load_row(tile->out + i * tile->qk_width, c->qkv + row * c->columns + head * tile->qk_dim, tile->qk_dim, scale);
     }
     attention_mask_finish(&tile->mask, count);
+    for (int64_t i = attention_quads(count); i < attention_quads(tile->mask.queries); i++)
+        tile->mask.quads[i].high = tile->mask.quads[i].low - 1; /* padding needs no output */
     memset(tile->out + count * tile->qk_width, 0, (tile->mask.queries - count) * tile->qk_width * sizeof(W));
     tile_transpose(tile->queries, ATTENTION_TILE, tile->out, tile->qk_width, tile->mask.queries, tile->qk_width);
 }
@@ -74,6 +78,20 @@ static void store_part(const Cached *c, const AttentionTile *tile, int64_t query
     W *part = c->part + row * attention_part_columns(h);
     for (int64_t j = 0; j < h->v_dim; j++) part[head * h->v_dim + j] = tile->rescale[query] * tile->out[query * tile->v_width + j];
     part[heads_out_columns(h) + head] = tile->maximum[query];
+}
+
+/* The keys and values of a head in the cache of a sequence, which ends before row `end`. */
+typedef struct CachedRows {
+    const T *keys, *values;
+    int64_t stride, end;
+} CachedRows;
+
+/* Returns what to prefetch of the block of rows from `at` on: the hardware does not follow such short
+ * rows. */
+static AttentionPrefetch prefetch_cached_rows(const CachedRows *from, const Heads *heads, int64_t at) {
+    int64_t rows = int_max(int_min(ATTENTION_TILE, from->end - at), 0);
+    return (AttentionPrefetch){{{from->keys + at * from->stride, heads->qk_dim, from->stride, rows, false},
+        {from->values + at * from->stride, heads->v_dim, from->stride, rows, false}}};
 }
 
 /* Computes tile `index` of a sequence. */
@@ -87,13 +105,18 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t sequence, int6
     W *keys = scratch + attention_tile_elements(heads), *values = keys + ATTENTION_TILE * tile.qk_width;
     load_cached_queries(c, &tile, kv_head, first, count);
     attention_tile_begin(&tile);
-    int32_t end = block_cyclic_rows(c->cyclic, (int32_t)tile.mask.last_key + 1);
-    for (int32_t at = block_cyclic_rows(c->cyclic, (int32_t)tile.mask.first_key) / ATTENTION_TILE * ATTENTION_TILE; at < end;
-        at += ATTENTION_TILE) {
-        int64_t rows = int_min(ATTENTION_TILE, end - at), padded = attention_width(rows);
-        const T *from = cache + at * stride;
-        attention_load(keys, from + kv_head * heads->qk_dim, stride, rows, padded, heads->qk_dim, 1);
-        attention_load(values, from + heads_key_columns(heads) + kv_head * heads->v_dim, stride, rows, padded, heads->v_dim, 1);
+    CachedRows from = {.keys = cache + kv_head * heads->qk_dim,
+        .values = cache + heads_key_columns(heads) + kv_head * heads->v_dim,
+        .stride = stride,
+        .end = block_cyclic_rows(c->cyclic, (int32_t)tile.mask.last_key + 1)};
+    int32_t begin_row = block_cyclic_rows(c->cyclic, (int32_t)tile.mask.first_key) / ATTENTION_TILE * ATTENTION_TILE;
+    tile.prefetch = prefetch_cached_rows(&from, heads, begin_row);
+    while (tile.prefetch.streams[0].rows > 0) attention_prefetch_rows(&tile.prefetch);
+    for (int32_t at = begin_row; at < from.end; at += ATTENTION_TILE) {
+        int64_t rows = int_min(ATTENTION_TILE, from.end - at), padded = attention_width(rows);
+        tile.prefetch = prefetch_cached_rows(&from, heads, at + ATTENTION_TILE);
+        attention_load(keys, from.keys + at * stride, stride, rows, padded, heads->qk_dim, 1);
+        attention_load(values, from.values + at * stride, stride, rows, padded, heads->v_dim, 1);
         attention_tile_add_block(&tile, keys, values, block_cyclic_position(c->cyclic, at), rows);
     }
     attention_tile_finish(&tile, c->sinks);
