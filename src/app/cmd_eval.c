@@ -116,7 +116,7 @@ static bool find_shard_record(const char *data, const char *tokenizer, char **fo
     if (!shard_set_tokenizer(data, found, error)) return false;
     const char *record = *found;
     if (!record && tokenizer) *found = memory_copy_string(tokenizer);
-    if (record && tokenizer && !tokenizer_differs(record, tokenizer, &differs, error)) return false;
+    if (record && tokenizer && !byte_tokenizer_differs(record, tokenizer, &differs, error)) return false;
     return !differs || error_set(error, ERROR_DATA,
                            "it was packed with %s, but the model's tokenizer is %s: use text, or a shard packed with the model's tokenizer",
                            *record ? record : "the byte tokenizer", *tokenizer ? tokenizer : "the byte tokenizer");

@@ -24,18 +24,25 @@ json_t *byte_tokenizer(void) {
         separator, "normalizer", "pre_tokenizer", level, "post_processor", "decoder", level, "model", model);
 }
 
-bool byte_tokenizer_is(const char *folder, bool *is, Error *error) {
+bool byte_tokenizer_is(const char *place, bool *is, Error *error) {
     enum { LIMIT = 1 << 16 }; /* the byte tokenizer's file is smaller */
-    bool gguf = gguf_is_file(folder);
+    bool gguf = gguf_is_file(place);
     int64_t bytes = 0;
-    SCOPED_FREE char *path = memory_format("%s/tokenizer.json", folder);
+    SCOPED_FREE char *path = file_kind(place, NULL) == FILE_REGULAR ? memory_copy_string(place) : memory_format("%s/tokenizer.json", place);
     FileKind kind = gguf ? FILE_REGULAR : file_kind(path, &bytes);
     *is = false;
     if (kind == FILE_UNREADABLE) return file_fail(error, "read", path);
     if (kind != FILE_REGULAR || bytes > LIMIT) return true;
-    SCOPED_FREE char *text = gguf ? tokenizer_read(folder, &bytes, error) : file_read(path, LIMIT, NULL, error);
+    SCOPED_FREE char *text = gguf ? tokenizer_read(place, &bytes, error) : file_read(path, LIMIT, NULL, error);
     if (!text) return false;
     json_auto_t *theirs = json_loads(text, 0, NULL), *ours = byte_tokenizer();
     *is = json_equal(theirs, ours);
     return true;
+}
+
+bool byte_tokenizer_differs(const char *record, const char *other, bool *differs, Error *error) {
+    bool bytes = false, others = false;
+    if (*record && !byte_tokenizer_is(record, &bytes, error)) return false;
+    if (*other && !byte_tokenizer_is(other, &others, error)) return false;
+    return tokenizer_differs(bytes ? "" : record, others ? "" : other, differs, error);
 }

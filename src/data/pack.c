@@ -206,12 +206,10 @@ static bool read_hashes(Packer *packer, Error *error) {
 
 /* Sets *same if the tokenizer of a killed packing is the one given now. */
 static bool same_tokenizer(const Packer *packer, bool *same, Error *error) {
-    bool bytes, differs = false;
+    bool differs = false;
     SCOPED_FREE char *folder =
         in_folder(packer) ? part_path(&packer->train, "tokenizer") : memory_format("%s.tokenizer", packer->train.name);
-    bool good =
-        file_kind(folder, NULL) == FILE_ABSENT ||
-        (byte_tokenizer_is(folder, &bytes, error) && tokenizer_differs(bytes ? "" : folder, tokenizer_name(packer), &differs, error));
+    bool good = file_kind(folder, NULL) == FILE_ABSENT || byte_tokenizer_differs(folder, tokenizer_name(packer), &differs, error);
     *same = !differs;
     return good;
 }

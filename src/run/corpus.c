@@ -458,7 +458,7 @@ static bool check_record(const Config *config, const char *setting, const char *
     bool differs = false;
     if (prefix[0] && shard_set_exists(place) && !shard_set_tokenizer(place, &record, error)) return error_context(error, "%s", setting);
     if (!record || !strcmp(data->tokenizer, NO_TOKENIZER)) return true;
-    if (!tokenizer_differs(record, data->tokenizer, &differs, error)) return false;
+    if (!byte_tokenizer_differs(record, data->tokenizer, &differs, error)) return false;
     return !differs ||
            error_set(error, ERROR_USAGE,
                "%s=%s was packed with %s, but the run's tokenizer is %s: pack the data again, or set data.tokenizer to the one that packed "

@@ -13,8 +13,10 @@
 #include "base/rng.h"
 #include "base/scope.h"
 #include "base/thread.h"
+#include "data/byte_tokenizer.h"
 #include "data/pack.h"
 #include "filter/filter.h"
+#include "token/tokenizer.h"
 #include "support/mentions.h"
 
 /* The process ends, as if it was killed, before this call of rename or fsync, counted from 1; 0: before none. The wrappers
@@ -221,6 +223,19 @@ static void what_differs_from_the_packing_that_was_killed_is_named(void **state)
     assert_refused(options_of("hit"), ERROR_USAGE, "input");
     options.overwrite = true;
     assert_false(pack(options).resumed);
+}
+
+/* The record of a packing by a folder with the byte tokenizer is that of bytes. */
+static void a_packing_by_the_byte_tokenizers_folder_continues(void **state) {
+    (void)state;
+    Error error = {0};
+    write_inputs(20000);
+    for (int tries = 0; access("hit-train/shard-00000.idx", F_OK) != 0; tries++) assert_true(kill_packing(0.01 * tries));
+    if (!tokenizer_copy("hit-train/tokenizer", "bytes", &error)) fail_msg("%s", error.message);
+    write_text("bytes/tokenizer_config.json", "{\"eos_token\": \"" BYTE_SEPARATOR_TEXT "\"}");
+    PackOptions options = options_of("hit");
+    options.tokenizer = "bytes";
+    assert_true(pack(options).resumed);
 }
 
 static void a_list_that_a_killed_packing_lost_is_missed(void **state) {
@@ -504,6 +519,7 @@ int main(void) {
         IN_FOLDER(a_shard_and_a_folder_of_shards_never_share_a_name),
         IN_FOLDER(a_packing_killed_at_random_moments_writes_what_an_undisturbed_one_does),
         IN_FOLDER(what_differs_from_the_packing_that_was_killed_is_named),
+        IN_FOLDER(a_packing_by_the_byte_tokenizers_folder_continues),
         IN_FOLDER(a_list_that_a_killed_packing_lost_is_missed),
         IN_FOLDER(a_packing_that_an_older_smelt_began_counts_its_records),
         IN_FOLDER(an_output_inside_of_its_input_is_not_read),

@@ -156,6 +156,22 @@ static void tokens_of_two_tokenizers_do_not_meet(void **state) {
     smelt_says(ERROR_NONE, "bits per byte", "eval run s");
 }
 
+/* A folder, a tokenizer.json or a GGUF file with the byte tokenizer names the tokenizer of shards that record bytes. */
+static void a_place_with_the_byte_tokenizer_names_bytes(void **state) {
+    (void)state;
+    pack("s", "", "");
+    train_good("run=run data.train=s data.valid=s model.family=llama model.experts=0 precision=fp32 steps=3 schedule.warmup=0");
+    smelt_good("convert run folder");
+    smelt_good("convert run file.gguf");
+    static const char *const places[] = {"folder", "folder/tokenizer.json", "file.gguf"};
+    for (int i = 0; i < 3; i++) {
+        pack("again", places[i], "overwrite=true");
+        assert_true(same_bytes("s.bin", "again.bin"));
+        train_good("run=run-%d data.train=again data.valid=s data.tokenizer=%s steps=3 schedule.warmup=0", i, places[i]);
+    }
+    train_says(ERROR_USAGE, "was packed with the byte tokenizer", "run=other data.train=s data.tokenizer=%s", gpt2);
+}
+
 /* The first two tokens of a shard. */
 static void read_start(const char *prefix, uint16_t start[2]) {
     char *path = memory_format("%s.bin", prefix);
@@ -390,6 +406,7 @@ int main(void) {
         TRAIN_TEST(a_gguf_file_serves_wherever_a_folder_does),
         TRAIN_TEST(without_a_record_the_tokenizer_is_not_guessed),
         TRAIN_TEST(tokens_of_two_tokenizers_do_not_meet),
+        TRAIN_TEST(a_place_with_the_byte_tokenizer_names_bytes),
         TRAIN_TEST(texts_begin_alike_in_training_evaluation_and_generation),
         TRAIN_TEST(a_run_that_began_without_a_setting_for_it_stays_without),
         TRAIN_TEST(new_tokens_get_rows_that_are_the_mean_of_the_others),
