@@ -193,11 +193,11 @@ static bool check_gguf(const ModelConfig *c, Error *error) {
         return error_set(
             error, ERROR_USAGE, "model.rope_interleave=false: llama.cpp's deepseek2 rotates neighboring channels: export a folder instead");
     if (c->rope_attention_factor != 1)
-        return error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g: llama.cpp's deepseek2 has none: export a folder instead",
-            c->rope_attention_factor);
+        return error_set(error, ERROR_USAGE,
+            "model.rope_attention_factor=%g: llama.cpp's deepseek2 computes 1 only: export a folder instead", c->rope_attention_factor);
     if (c->norm_epsilon != 1e-6)
         return error_set(error, ERROR_USAGE,
-            "model.norm_epsilon=%g: llama.cpp's deepseek2 normalizes latents with it, not with 1e-6 as transformers: export a folder "
+            "model.norm_epsilon=%g: llama.cpp's deepseek2 applies it to latents too, where transformers has 1e-6: export a folder "
             "instead",
             c->norm_epsilon);
     if ((c->layers == 26 || c->layers == 27) != !c->q_lora_rank)
@@ -213,31 +213,28 @@ static bool check_gguf(const ModelConfig *c, Error *error) {
 }
 
 static bool read_gguf(const GgufKeys *keys) {
-    int64_t dense = 0, query_latents = 0, groups = 1, chosen = 1, columns = 0, rotated = 0, width = 0, key_heads = 0;
+    int64_t query_latents = 0, groups = 1, chosen = 1, columns = 0, rotated = 0, key_heads = 0;
     int64_t heads = gguf_field(keys, "num_attention_heads");
     json_t *object = keys->object;
-    if (!gguf_key_count(keys, "leading_dense_block_count", &dense) || !gguf_key_integer(keys, "attention.q_lora_rank", &query_latents) ||
+    if (!gguf_read_dense(keys) || !gguf_key_integer(keys, "attention.q_lora_rank", &query_latents) ||
         !gguf_key_integer(keys, "expert_group_count", &groups) || !gguf_key_integer(keys, "expert_group_used_count", &chosen) ||
         !gguf_key_integer(keys, "attention.key_length", &columns) || !gguf_key_integer(keys, "rope.dimension_count", &rotated) ||
-        !gguf_key_integer(keys, "feed_forward_length", &width) || !gguf_key_integer(keys, "attention.head_count_kv", &key_heads))
+        !gguf_key_integer(keys, "attention.head_count_kv", &key_heads))
         return false;
     if (key_heads != heads)
         return gguf_key_refuse(
             keys, "attention.head_count_kv", "is not attention.head_count: smelt reads attn_kv_b, not attn_k_b and attn_v_b");
     if (columns <= rotated || !rotated) return gguf_key_refuse(keys, "attention.key_length", "is not above rope.dimension_count");
-    if (!width) return gguf_key_refuse(keys, "feed_forward_length", "is missing");
     hf_put_integer(object, "num_key_value_heads", heads);
     hf_put_integer(object, "qk_nope_head_dim", columns - rotated);
     hf_put_integer(object, "qk_rope_head_dim", rotated);
-    hf_put_integer(object, "intermediate_size", width);
-    hf_put_integer(object, "first_k_dense_replace", dense);
     hf_put(object, "q_lora_rank", query_latents ? json_integer(query_latents) : json_null());
     hf_put_integer(object, "n_group", groups);
     hf_put_integer(object, "topk_group", chosen);
     return true;
 }
 
-/* Such a router renormalizes nothing. */
+/* The router of DeepSeek-V2 does not renormalize gates. */
 static bool read_v2_gguf(const GgufKeys *keys) {
     if (json_is_true(json_object_get(keys->object, "norm_topk_prob")))
         return gguf_key_refuse(keys, "expert_weights_norm", "must be false with softmax scores");
@@ -245,8 +242,7 @@ static bool read_v2_gguf(const GgufKeys *keys) {
 }
 
 static void put_gguf(GgufWriter *writer, const ModelConfig *c) {
-    gguf_put_number(writer, c, "feed_forward_length", model_mixes_layers(c) ? c->dense_ffn : c->ffn);
-    gguf_put_number(writer, c, "leading_dense_block_count", c->experts_first);
+    gguf_put_dense(writer, c);
     if (c->q_lora_rank) gguf_put_number(writer, c, "attention.q_lora_rank", c->q_lora_rank);
     if (c->expert_groups > 1) {
         gguf_put_number(writer, c, "expert_group_count", c->expert_groups);

@@ -158,7 +158,7 @@ static void put_gemma3(json_t *object, const ModelConfig *c) {
 
 /* -- GGUF ----------------------------------------------------------------------------------------------------------- */
 
-/* llama.cpp derives the divisor of scores from the sizes, for the largest model from the width of a head's share. */
+/* llama.cpp divides scores by sqrt(head_dim), but in the largest model by sqrt(width / heads). Returns the radicand. */
 static int64_t gguf_scalar(int64_t layers, int64_t largest, int64_t width, int64_t heads, int64_t head_dim) {
     return layers == largest ? width / heads : head_dim;
 }
@@ -175,7 +175,7 @@ static bool check_gguf(const ModelConfig *c, Error *error) {
 
 static bool check_gemma2_gguf(const ModelConfig *c, Error *error) {
     if (!c->tied)
-        return error_set(error, ERROR_USAGE, "model.tied=false: llama.cpp's gemma2 has no head of its own: export a folder instead");
+        return error_set(error, ERROR_USAGE, "model.tied=false: llama.cpp's gemma2 has no LM head of its own: export a folder instead");
     if (!(c->score_cap > 0) || !(c->logit_cap > 0))
         return error_set(error, ERROR_USAGE,
             "model.score_cap=%g and model.logit_cap=%g: llama.cpp's gemma2 has both: export a folder instead", c->score_cap, c->logit_cap);
@@ -190,7 +190,7 @@ static bool read_gguf(const GgufKeys *keys, int64_t largest) {
 }
 static bool read_gemma2_gguf(const GgufKeys *keys) { return read_gguf(keys, LARGEST_GEMMA2); }
 
-/* Only layers without the window have a scaling of positions. */
+/* RoPE scaling applies only to layers without the window. */
 static bool read_gemma3_gguf(const GgufKeys *keys) {
     json_t *rope = json_incref(json_object_get(keys->object, "rope_parameters"));
     json_object_del(keys->object, "rope_parameters");
@@ -204,7 +204,7 @@ static bool read_gemma3_gguf(const GgufKeys *keys) {
     return read_gguf(keys, LARGEST_GEMMA3);
 }
 
-/* The base of layers with the window; llama.cpp takes 10000 for it if a file has none. */
+/* Writes rope_theta of layers with the window; without the key, llama.cpp takes 10000. */
 static void put_gemma3_gguf(GgufWriter *writer, const ModelConfig *c) {
     gguf_put_real(writer, "gemma3.rope.freq_base_swa", model_rope_theta(c, true));
 }

@@ -66,21 +66,16 @@ static bool check_gguf(const ModelConfig *c, Error *error) {
 }
 
 static bool read_gguf(const GgufKeys *keys) {
-    int64_t dense = 0, layers = 0, width = 0;
-    if (!gguf_key_integer(keys, "feed_forward_length", &width)) return false;
-    if (!width) return gguf_key_refuse(keys, "feed_forward_length", "is missing");
-    hf_put_integer(keys->object, "intermediate_size", width);
-    if (!gguf_key_count(keys, "leading_dense_block_count", &dense) || !gguf_key_count(keys, "nextn_predict_layers", &layers)) return false;
+    int64_t layers = 0;
+    if (!gguf_read_dense(keys) || !gguf_key_count(keys, "nextn_predict_layers", &layers)) return false;
     if (layers) return gguf_key_refuse(keys, "nextn_predict_layers", "must be 0: smelt does not read layers of multi-token prediction");
-    hf_put_integer(keys->object, "first_k_dense_replace", dense);
     hf_put(keys->object, "attention_bias", json_boolean(gguf_tensor(keys->file, "blk.0.attn_q.bias") != NULL));
     hf_put(keys->object, "use_qk_norm", json_boolean(gguf_tensor(keys->file, "blk.0.attn_q_norm.weight") != NULL));
     return gguf_check_scores(keys, true);
 }
 
 static void put_gguf(GgufWriter *writer, const ModelConfig *c) {
-    gguf_put_number(writer, c, "feed_forward_length", model_mixes_layers(c) ? c->dense_ffn : c->ffn);
-    gguf_put_number(writer, c, "leading_dense_block_count", c->experts_first);
+    gguf_put_dense(writer, c);
     gguf_put_scores(writer, c);
 }
 

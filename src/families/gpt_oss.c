@@ -79,7 +79,7 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put_router(object, c);
 }
 
-/* llama.cpp has these as constants, and biases of all projections. */
+/* In llama.cpp, alpha and limit are constants, and all projections have biases. */
 static bool check_gguf(const ModelConfig *c, Error *error) {
     if (c->swiglu_alpha != 1.702 || c->swiglu_limit != 7)
         return error_set(error, ERROR_USAGE,
@@ -87,7 +87,7 @@ static bool check_gguf(const ModelConfig *c, Error *error) {
             c->swiglu_alpha, c->swiglu_limit);
     if (!c->qkv_bias || c->tied)
         return error_set(error, ERROR_USAGE,
-            "model.qkv_bias=%s and model.tied=%s: llama.cpp's gpt-oss has biases and a head of its own: export a folder instead",
+            "model.qkv_bias=%s and model.tied=%s: llama.cpp's gpt-oss has biases and an LM head of its own: export a folder instead",
             c->qkv_bias ? "true" : "false", c->tied ? "true" : "false");
     return gguf_check_scaling(c, error);
 }

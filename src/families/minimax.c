@@ -68,10 +68,9 @@ static void list_experts(HfTensorList *list, const HfParameter *parameter) {
 
 static void start(ModelConfig *c) { c->router_scores = SCORES_SIGMOID, c->renormalise = true; }
 
-/* llama.cpp's minimax-m2 has a head of its own, and renormalizes gates. */
 static bool check_gguf(const ModelConfig *c, Error *error) {
     if (c->tied)
-        return error_set(error, ERROR_USAGE, "model.tied=true: llama.cpp's minimax-m2 has a head of its own: export a folder instead");
+        return error_set(error, ERROR_USAGE, "model.tied=true: llama.cpp's minimax-m2 has an LM head of its own: export a folder instead");
     return gguf_check_scaling(c, error);
 }
 static bool read_gguf(const GgufKeys *keys) { return gguf_check_scores(keys, true); }

@@ -120,7 +120,7 @@ static double shortest_within(double value, double tolerance) {
     return value;
 }
 
-/* Half of the distance between numbers in fp32 is up to 2^-24 of them. */
+/* A number rounded to fp32 differs from it by up to 2^-24 of its size. */
 double gguf_shortest(double value) { return shortest_within(value, 0x1p-24); }
 
 static bool read_gguf_boolean(const GgufKeys *r, const GgufRow *row) {
@@ -138,6 +138,15 @@ static bool read_gguf_row(const GgufKeys *r, const GgufRow *row) {
     if (!value_of(r, row->key)) return !row->required || gguf_key_refuse(r, row->key, "is missing");
     if (row->use == ROW_INTEGER ? !gguf_key_integer(r, row->key, &integer) : !gguf_key_real(r, row->key, &real)) return false;
     if (row->field) hf_put(r->object, row->field, row->use == ROW_INTEGER ? json_integer(integer) : json_real(gguf_shortest(real)));
+    return true;
+}
+
+bool gguf_read_dense(const GgufKeys *r) {
+    int64_t layers = 0, width = 0;
+    if (!gguf_key_integer(r, "feed_forward_length", &width) || !gguf_key_count(r, "leading_dense_block_count", &layers)) return false;
+    if (!width) return gguf_key_refuse(r, "feed_forward_length", "is missing");
+    hf_put_integer(r->object, "intermediate_size", width);
+    hf_put_integer(r->object, "first_k_dense_replace", layers);
     return true;
 }
 
@@ -226,7 +235,7 @@ static bool read_llama3(const GgufKeys *r, json_t *rope, double theta) {
     return true;
 }
 
-/* A file has the product of mscale_all_dim and this. llama.cpp then leaves queries and keys as they are. */
+/* yarn_log_multiplier of a file is mscale_all_dim times this. llama.cpp then does not scale queries and keys. */
 #define YARN_LOG_UNIT 0.1
 
 /* llama.cpp multiplies queries and keys by attn_factor times the value of yarn's paper. */
@@ -281,8 +290,8 @@ static bool read_positions(const GgufKeys *r) {
 
 /* -- Windows ------------------------------------------------------------------------------------------------------- */
 
-/* llama.cpp's layers with the window: all but the last of each period. */
-static bool has_window_there(const GgufClass *class, int64_t layer) { return layer % class->window_period < class->window_period - 1; }
+/* Returns whether llama.cpp has the window in a layer: in all but the last of each period. */
+static bool gguf_has_window(const GgufClass *class, int64_t layer) { return layer % class->window_period < class->window_period - 1; }
 
 static bool read_window(const GgufKeys *r) {
     int64_t window = 0;
@@ -292,13 +301,13 @@ static bool read_window(const GgufKeys *r) {
     if (!window) return gguf_key_refuse(r, window_key, "is missing");
     hf_put_integer(r->object, "sliding_window", window);
     for (int64_t i = 0; i < gguf_field(r, "num_hidden_layers"); i++)
-        json_array_append_new(types, json_string(has_window_there(r->class->gguf, i) ? "sliding_attention" : "full_attention"));
+        json_array_append_new(types, json_string(gguf_has_window(r->class->gguf, i) ? "sliding_attention" : "full_attention"));
     return true;
 }
 
 static bool check_windows(const ModelConfig *c, const GgufClass *gguf, Error *error) {
     for (int64_t i = 0; i < c->layers; i++)
-        if ((model_has_window(c, i) != 0) != has_window_there(gguf, i))
+        if ((model_has_window(c, i) != 0) != gguf_has_window(gguf, i))
             return error_set(error, ERROR_USAGE,
                 "model.window=%lld, model.window_period=%lld: llama.cpp's %s has a window in all layers but every %lldth: export a folder "
                 "instead",
@@ -465,6 +474,11 @@ bool gguf_check_scaling(const ModelConfig *c, Error *error) {
 void gguf_put_number(GgufWriter *writer, const ModelConfig *model, const char *key, int64_t number) {
     SCOPED_FREE char *full = memory_format("%s.%s", hf_class(model)->gguf->architecture, key);
     gguf_put_integer(writer, full, GGUF_U32, number);
+}
+
+void gguf_put_dense(GgufWriter *writer, const ModelConfig *model) {
+    gguf_put_number(writer, model, "feed_forward_length", model_mixes_layers(model) ? model->dense_ffn : model->ffn);
+    gguf_put_number(writer, model, "leading_dense_block_count", model->experts_first);
 }
 
 void gguf_put_scores(GgufWriter *writer, const ModelConfig *model) {

@@ -267,8 +267,8 @@ typedef struct GgufClass {
     bool rounds_bounds;       /* llama.cpp rounds yarn's bounds to whole channels, and the model does not */
     int scores;               /* the class of files with this expert_gating_func; 0: any */
     bool pairs;               /* RoPE rotates neighboring channels: rows of queries and keys are stored in another order */
-    int64_t window_period;    /* all layers but each that ends a period have the window; 0: llama.cpp has none */
-    const GgufRow *rows;      /* besides those of all architectures, and of all with RoPE, which they replace; NULL: none */
+    int64_t window_period;    /* every layer has the window except the last of each period; 0: llama.cpp has no window */
+    const GgufRow *rows;      /* replace rows of all architectures, and of all with RoPE, that have the same key; NULL: none */
     const GgufName *names;    /* tensor names that differ from Llama's (hf_tensors.c); NULL: none */
     /* Sets the fields that no row sets. NULL: none. */
     bool (*read)(const GgufKeys *keys);
@@ -286,14 +286,17 @@ bool gguf_key_integer(const GgufKeys *keys, const char *key, int64_t *number);
 bool gguf_key_count(const GgufKeys *keys, const char *key, int64_t *number);
 /* llama.cpp's numbers of the functions of a router's scores. */
 enum { GGUF_SOFTMAX = 1, GGUF_SIGMOID };
-/* Refuses a file whose router has other scores than `sigmoid` says; without the key, softmax scores. */
+/* Refuses a file whose router does not have the scores of `sigmoid`. A file without the key has softmax scores. */
 bool gguf_check_scores(const GgufKeys *keys, bool sigmoid);
-/* Sets pad_token_id to the file's, or to null: for classes whose default is a token. */
+/* Sets pad_token_id to the file's or to null, for classes whose default is not null. */
 bool gguf_read_padding(const GgufKeys *keys);
-/* Writes an integer that no row writes, and the key of gguf_check_scores. */
+/* Write an integer that no row writes, and the key that gguf_check_scores reads. */
 void gguf_put_number(GgufWriter *writer, const ModelConfig *model, const char *key, int64_t number);
 void gguf_put_scores(GgufWriter *writer, const ModelConfig *model);
-/* ERROR_USAGE: Llama 3's scaling of positions, which llama.cpp does not read for this class. */
+/* Reads and writes the width and the number of leading layers without experts. */
+bool gguf_read_dense(const GgufKeys *keys);
+void gguf_put_dense(GgufWriter *writer, const ModelConfig *model);
+/* Refuses Llama 3's RoPE scaling, which llama.cpp does not read for this class. ERROR_USAGE. */
 bool gguf_check_scaling(const ModelConfig *model, Error *error);
 bool gguf_key_refuse(const GgufKeys *keys, const char *key, const char *reason);
 static inline int64_t gguf_field(const GgufKeys *keys, const char *field) {

@@ -152,7 +152,7 @@ static void append_experts(HfTensorList *list, const char *name, int layer, cons
     }
 }
 
-/* The same of biases [experts, step * rows]. */
+/* The same for biases [experts, step * rows]. */
 static void append_expert_biases(
     HfTensorList *list, const char *name, int layer, const HfParameter *parameter, int64_t from, int64_t step) {
     int64_t experts = parameter->p->shape[0], rows = parameter->p->shape[1] / step;
