@@ -111,9 +111,9 @@ ExchangeTimes forecast_exchange(
                                                                       (count - reduces) * exposed_part(gather, backward)};
 }
 
-/* Returns the part of offload's copies that nothing hides. A step copies all state in host memory to
- * the device and back, in both directions at once: during the update, and the backward pass if it
- * makes the updates. */
+/* Returns the seconds of offload's copies that nothing hides. A step copies all state in host memory to
+ * the device and back, in both directions at once. The update hides the copies, and with in_backward
+ * so does the backward pass. */
 static double exposed_copies(const Session *session, const Budget *memory, const Hardware *hardware, double update, double backward) {
     double beside = session->layout->in_backward ? update + backward : update;
     return hardware->host_link > 0 ? fmax(0, (double)memory->hosted / hardware->host_link - beside) : 0;

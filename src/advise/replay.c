@@ -15,14 +15,14 @@
 
 enum { MOST_STREAMS = 32, SHARED_STREAM = 0, HOST_STREAM = 1, FIRST_OWN_STREAM = 2, MEETING = -2, NOTHING = -1 };
 
-/* What ranks that share a trace share. */
+/* What is computed once per trace; ranks may share a trace. */
 typedef struct ReplayProgram {
     const Trace *trace;
     int streams;
     int *stream;             /* by group */
     int *next;               /* by call: the next call of its stream; -1: none */
     int first[MOST_STREAMS]; /* calls; -1: none */
-    int window;              /* a power of two; a call is complete when the call this many after it is issued */
+    int window;              /* a power of two: a call is complete before the call `window` after it is issued */
 } ReplayProgram;
 
 /* A group of ranks of the run. */
@@ -31,10 +31,10 @@ typedef struct ReplayGroup {
     MeshAxes axes;
     int *ranks, size;
     int arrived;    /* ranks that have reached the next collective */
-    int first_rank; /* the first of these, and its call */
+    int first_rank; /* the rank that reached it first, and its call */
     int first_call;
-    double start;      /* when the latest of them reached it */
-    int64_t completed; /* collectives */
+    double start;      /* when the latest rank reached it */
+    int64_t completed; /* number of complete collectives */
 } ReplayGroup;
 
 typedef struct CallTime {
@@ -44,11 +44,11 @@ typedef struct CallTime {
 
 typedef struct PlayerStream {
     int head;                     /* the next call to complete; -1: none */
-    bool arrived, sent, received; /* of the head: it is issued; its messages are complete */
+    bool arrived, sent, received; /* the head is issued; its messages are complete */
     double ready;                 /* when the rank reached the head */
     double start, end;            /* of the head's message that ends last */
     double free_at;               /* end of the call before the head */
-    double busy, accounted;       /* seconds of its transfers; of these, those that a wait has accounted for */
+    double busy, accounted;       /* seconds of its transfers; the part of them that waits have accounted for */
 } PlayerStream;
 
 typedef struct Player {
@@ -76,7 +76,7 @@ typedef struct Replay {
     int *group_of; /* by name and first rank: 1 + index in `groups`; 0: none yet */
     int *runnable; /* a stack of ranks */
     int runnable_count, met, ended;
-    double met_at, meetings[2]; /* the latest arrival at the next meeting; when the last two were */
+    double met_at, meetings[2]; /* the latest arrival at the next meeting; times of the last two meetings */
     int meeting_count;
     int64_t played, events;
     Error *error;
@@ -126,7 +126,7 @@ static ReplayGroup list_group(const Mesh *mesh, const char *name, int named) {
     return group;
 }
 
-/* Returns the index of a rank's group, which is shared with the ranks that were met before. */
+/* Returns the index of a rank's group, which its ranks share; the first of them opens it. */
 static int find_replay_group(Replay *replay, const Mesh *mesh, const TraceGroup *traced) {
     int named = find_replay_name(replay->result, traced->name);
     int *index = &replay->group_of[named * replay->size + first_member(mesh, axes_of_name(mesh, traced->name))];
@@ -144,7 +144,8 @@ static int stream_of_call(const ReplayRun *run, const ReplayProgram *program, co
     return call->host ? HOST_STREAM : program->stream[call->group];
 }
 
-/* Sets `window`, from the calls that the rank has waited for, with those before them on their streams. */
+/* Sets `window`. A call is known to be complete once the rank has waited for it or for a later call of
+ * its stream. */
 static void find_window(const ReplayRun *run, ReplayProgram *program) {
     const Trace *trace = program->trace;
     int open[MOST_STREAMS], most = 0; /* open: the first call of each stream that may be incomplete */
@@ -191,6 +192,8 @@ static int stream_of_played_call(const Replay *replay, const Player *player, int
     return stream_of_call(replay->run, player->program, call_at(player, call));
 }
 
+static const char cure[] = "This is a fault of smelt: report it with the configuration, and use another layout";
+
 /* Refuses two calls of ranks that should be one collective. */
 static void refuse_calls(Replay *replay, const ReplayGroup *group, int rank, int call, int other, int other_call) {
     char text[TRACE_TEXT], other_text[TRACE_TEXT];
@@ -198,17 +201,17 @@ static void refuse_calls(Replay *replay, const ReplayGroup *group, int rank, int
     trace_describe(replay->players[other].program->trace, call_at(&replay->players[other], other_call), other_text);
     replay->failed = true;
     error_set(replay->error, ERROR_USAGE,
-        "the ranks do not issue the same collectives: as number %lld in group %s, rank %d issues %s, but rank %d issues %s",
-        (long long)group->completed + 1, replay->result->name[group->name], rank, text, other, other_text);
+        "the ranks do not issue the same collectives: as number %lld in group %s, rank %d issues %s, but rank %d issues %s. %s",
+        (long long)group->completed + 1, replay->result->name[group->name], rank, text, other, other_text, cure);
 }
 
-/* Returns the call that a rank cannot complete; -1: it has ended or meets the others. */
+/* Returns the call that a rank cannot complete; -1: the rank has ended or is at a meeting. */
 static int blocking_call(const Replay *replay, int rank) {
     const Player *player = &replay->players[rank];
     return player->waits_for < 0 ? -1 : player->streams[stream_of_played_call(replay, player, player->waits_for)].head;
 }
 
-/* Returns a rank that keeps another one from completing a call. */
+/* Returns a rank without which `rank` cannot complete the call. */
 static int find_missing(const Replay *replay, int rank, int call) {
     const Player *player = &replay->players[rank];
     const TraceCall *wanted = call_at(player, call);
@@ -253,8 +256,8 @@ static bool refuse_deadlock(const Replay *replay) {
         rank = describe_wait(replay, rank, text[count++], sizeof text[0]);
         for (int i = 0; i < count; i++) again = again || seen[i] == rank;
     }
-    return error_set(replay->error, ERROR_USAGE, "the ranks wait for each other: %s%s%s%s%s%s%s", text[0], count > 1 ? "; " : "", text[1],
-        count > 2 ? "; " : "", text[2], count > 3 ? "; " : "", text[3]);
+    return error_set(replay->error, ERROR_USAGE, "the ranks wait for each other: %s%s%s%s%s%s%s. %s", text[0], count > 1 ? "; " : "",
+        text[1], count > 2 ? "; " : "", text[2], count > 3 ? "; " : "", text[3], cure);
 }
 
 /* -- Transfers ----------------------------------------------------------------------------------------------------- */
@@ -276,7 +279,8 @@ static void make_runnable(Replay *replay, int rank) {
     replay->runnable[replay->runnable_count++] = rank;
 }
 
-/* Completes the head of a rank's stream. Its successor is looked at when the rank is played. */
+/* Completes the head of a rank's stream. The next call becomes the head, and arrives when the rank is
+ * played. */
 static void complete_head(Replay *replay, int rank, int stream_number, double start, double end) {
     Player *player = &replay->players[rank];
     PlayerStream *stream = &player->streams[stream_number];
@@ -326,8 +330,8 @@ static void arrive_collective(Replay *replay, int rank, int stream_number) {
     }
 }
 
-/* Returns the number of the stream on which a rank is at an exchange of the group with `peer` (an
- * index in the group) at its other end; -1: none. `sends`: of the direction from the peer. */
+/* Returns the stream on which a rank has arrived at an exchange with `peer` (an index in the group);
+ * -1: none. `sends`: the peer sends and the rank receives; else the other direction. */
 static int find_other_end(const Replay *replay, int rank, int group, int peer, bool sends) {
     const Player *player = &replay->players[rank];
     for (int s = 0; s < player->program->streams; s++) {
@@ -385,8 +389,8 @@ static void arrive_exchange(Replay *replay, int rank, int number) {
     complete_exchange(replay, rank, number);
 }
 
-/* Looks at the head of each stream that is issued. */
-static void look_at_heads(Replay *replay, int rank) {
+/* Lets the issued head of each stream arrive at its collective or messages. */
+static void arrive_heads(Replay *replay, int rank) {
     Player *player = &replay->players[rank];
     for (int s = 0; s < player->program->streams && !replay->failed; s++) {
         PlayerStream *stream = &player->streams[s];
@@ -422,7 +426,7 @@ static void pass_wait(const Replay *replay, Player *player, int call) {
     share->waiting += waited_for - exposed;
 }
 
-/* Takes the sums of a period as the result, unless it has no full length. */
+/* Ends a period and, if it was a whole step, takes its sums as the result. */
 static void end_period(Player *player, bool whole) {
     if (whole) *player->result = *player->current;
     *player->current = (ReplayRank){0};
@@ -461,7 +465,7 @@ static bool play_event(Replay *replay, int rank) {
     case TRACE_CALL:
         *time_of(player, event->call) = (CallTime){.issued = player->now, .end = INFINITY};
         player->issued = event->call + 1;
-        look_at_heads(replay, rank);
+        arrive_heads(replay, rank);
         break;
     case TRACE_WAIT:
         player->waits_for = event->call;
@@ -482,7 +486,7 @@ static bool play_event(Replay *replay, int rank) {
 static void play_rank(Replay *replay, int rank) {
     Player *player = &replay->players[rank];
     int before = player->event;
-    look_at_heads(replay, rank);
+    arrive_heads(replay, rank);
     while (!replay->failed && player->waits_for != MEETING && player->event < player->program->trace->event_count)
         if (!play_event(replay, rank)) break;
     replay->ended += before < player->program->trace->event_count && player->event == player->program->trace->event_count;

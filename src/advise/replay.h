@@ -1,8 +1,7 @@
-/* Plays the traces of all ranks of a run (comm/trace.h) on a virtual clock, and checks on the way
- * that the ranks can follow them: the same collectives in the same order with the same sizes in each
- * group, and no ranks that wait for each other.
+/* Plays the traces of all ranks of a run (comm/trace.h) on a virtual clock. It refuses ranks that issue
+ * different collectives, orders or sizes in a group, and ranks that wait for each other.
  *
- * The rules of the clock are those of comm: a rank's collectives run in issue order on the stream of
+ * The clock has the rules of comm: a rank's collectives run in issue order on the stream of
  * their group, concurrently with its compute; a collective starts when every rank of the group has
  * reached it; a message needs both ends. The result does not depend on the order in which ranks are
  * played. */
@@ -21,23 +20,23 @@ typedef struct ReplayTransfer {
 
 typedef struct ReplayRun {
     const Mesh *mesh;           /* sizes of all axes */
-    const Trace *const *traces; /* by rank; ranks may share one, whose groups are then those of the same axes */
+    const Trace *const *traces; /* by rank; ranks may share one: its groups then stand for groups of the same axes */
     bool one_queue;             /* all groups share one stream, as on a CPU */
-    /* Return the seconds of a rank's work that takes `seconds` on an ordinary rank, and of a
-     * transfer. NULL: 0. */
+    /* Returns the seconds of a rank's work that takes `seconds` on an ordinary rank. NULL: `seconds`. */
     double (*work)(void *context, int rank, double seconds);
+    /* Returns the seconds of a transfer. NULL: 0. */
     double (*transfer)(void *context, const ReplayTransfer *transfer);
     void (*progress)(void *context, double part); /* NULL: none */
     void *context;
-    double interference; /* seconds that a hidden second of the shared stream costs compute */
+    double interference; /* seconds that compute loses per hidden second of the shared stream */
 } ReplayRun;
 
 enum { REPLAY_NAMES = 32, REPLAY_OPERATIONS = BARRIER + 1 };
 
-/* Sums of one operation in the groups of one name, of a rank between the last two meetings. */
+/* A rank's sums between the last two meetings, for one operation in the groups of one name. */
 typedef struct ReplayShare {
     double transfer; /* seconds of transfers */
-    double exposed;  /* of these, seconds in which the rank waits */
+    double exposed;  /* seconds of transfers in which the rank waits */
     double waiting;  /* seconds in which the rank waits for others to reach the collective */
     double bytes;    /* sent */
     int64_t count;
@@ -55,6 +54,6 @@ typedef struct ReplayResult {
     char name[REPLAY_NAMES][COMM_GROUP_NAME];
 } ReplayResult;
 
-/* ERROR_USAGE if the traces disagree or deadlock: names ranks, operations and sizes. The caller
+/* ERROR_USAGE names the ranks, operations and sizes of traces that disagree or deadlock. The caller
  * frees result->ranks. */
 bool replay_run(const ReplayRun *run, ReplayResult *result, Error *error);

@@ -1,6 +1,6 @@
-/* Plans and rehearses the different programs of a layout, and replays all ranks. The first ranks, one
- * copy of the model, have all different programs, because the copies differ in nothing but their
- * data. Owns traces and sessions during a call. */
+/* Plans and rehearses each different program of a layout, and replays all ranks. Copies of the model
+ * differ only in their data, so the first copy has all programs. Owns traces and sessions during a
+ * call. */
 #include "advise/simulate.h"
 
 #include <math.h>
@@ -13,7 +13,9 @@
 #include "config/layout_rules.h"
 #include "session/rehearsal.h"
 
-static const double interference = 0.5; /* of hidden transfers of gradients and weights, as a forecast hides half of them */
+/* Compute loses half of the seconds of hidden transfers of gradients and weights: a forecast hides
+ * half of them. */
+static const double interference = 0.5;
 
 typedef struct Simulating {
     SimulatedRun *simulation;
@@ -79,7 +81,7 @@ static double *time_updates(const Session *session, const Rates *rates) {
 
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
 
-enum { REHEARSED_STEPS = 2 }; /* the second one begins with the transfers that the first one leaves running */
+enum { REHEARSED_STEPS = 2 }; /* the first step leaves transfers running, with which the second one begins */
 
 static bool rehearse_rank(const Simulating *simulating, Device *device, int rank, Error *error) {
     const Cluster *cluster = simulating->cluster;

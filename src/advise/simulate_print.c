@@ -12,14 +12,14 @@
 /* A row of the table: an operation over the groups of some axes, on an average rank. */
 typedef struct SimulatedRow {
     char name[64];
-    double transfer, exposed, waiting, bytes, count;
+    double transfer, exposed, waiting, bytes, count; /* seconds; bytes sent; calls */
 } SimulatedRow;
 
 enum { MOST_ROWS = 64 };
 typedef struct SimulatedParts {
     SimulatedRow rows[MOST_ROWS];
     int count;
-    double work, most_work, interference, meeting, exposed, waiting; /* seconds of an average rank, but most_work */
+    double work, most_work, interference, meeting, exposed, waiting; /* seconds of an average rank; most_work: of the busiest rank */
 } SimulatedParts;
 
 static SimulatedRow *row_of(SimulatedParts *parts, const Mesh *mesh, const char *group, Operation operation) {
@@ -87,7 +87,7 @@ static void print_rows(const SimulatedParts *parts, FILE *file) {
     if (parts->count) fprintf(file, "\n");
 }
 
-/* Names the parts that keep the step from being shorter. */
+/* Names the largest parts of the step. */
 static void print_limits(const SimulatedParts *parts, const Forecast *forecast, double step, FILE *file) {
     const SimulatedRow *exposed = NULL, *waiting = NULL;
     int class = 0;
@@ -151,8 +151,7 @@ void simulation_print(const SimulatedRun *simulation, const Forecast *forecast, 
     print_lost(simulation, config, cluster, topology, file);
     fprintf(file,
         "- assumptions of the simulation: those of the forecast; ranks compute %.0f%% longer than alone; a transfer of gradients or "
-        "weights "
-        "beside compute costs half of its time; transfers on different streams do not slow each other; the host's own collectives take "
-        "no time\n",
+        "weights beside compute costs half of its time; transfers on different streams do not slow each other; the host's own "
+        "collectives take no time\n",
         100 * forecast_skew);
 }

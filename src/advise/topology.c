@@ -18,14 +18,14 @@ static const Option rows[] = {
     INT_OPTION(network.cards, "0", 0, 1024, "cards", "cards of a node; 0: one per GPU"),
     BOOL_OPTION(network.rails, "true",
         "cards of equal number are joined by their own switches (rails), and other traffic passes the spine; false: one network"),
-    REAL_OPTION(network.spine, "1", 0.01, 1, "", "part of the cards' rate that the spine has"),
-    INT_OPTION(slow.node, "-1", -1, 1000000, "", "number of a slow node, from 0; -1: none"),
+    REAL_OPTION(network.spine, "1", 0.01, 1, "", "the spine's rate as a fraction of the cards' rate"),
+    INT_OPTION(slow.node, "-1", -1, 1000000, "", "index of a slow node; -1: none"),
     REAL_OPTION(slow.factor, "1.1", 1, 100, "", "its compute time over that of other nodes"),
-    INT_OPTION(lost.rank, "-1", -1, 1000000, "", "number of a rank that is lost, from 0; -1: none"),
-    INT_OPTION(lost.step, "-1", -1, 1e9, "steps", "steps that the rank is lost after a checkpoint; -1: half of checkpoint.every"),
+    INT_OPTION(lost.rank, "-1", -1, 1000000, "", "a rank that is lost; -1: none"),
+    INT_OPTION(lost.step, "-1", -1, 1e9, "steps", "from the checkpoint to the loss; -1: half of checkpoint.every"),
     REAL_OPTION(lost.detect, "60", 0, 1e5, "seconds", "until a lost rank is noticed; 60: a node that vanishes, 1: a process that dies"),
     REAL_OPTION(lost.start, "30", 0, 1e5, "seconds", "to start all processes, their GPUs and groups again"),
-    REAL_OPTION(storage, "2", 0.001, 1e5, "GB/s", "that a node reads of a checkpoint while all nodes read"),
+    REAL_OPTION(storage, "2", 0.001, 1e5, "GB/s", "rate at which a node reads a checkpoint while all nodes read"),
 };
 #undef FIELD
 const OptionTable topology_table = OPTION_TABLE(rows);

@@ -1,5 +1,5 @@
-/* A description of a cluster: nodes, links, network, and what is wrong with it. Read from a small
- * YAML file by a table of options (docs/forecast.md has examples). */
+/* A description of a cluster: nodes, links, network, a slow node and a lost rank. A table of options
+ * reads it from a small YAML file (docs/forecast.md has examples). */
 #pragma once
 
 #include "advise/cluster.h"
@@ -16,12 +16,12 @@ typedef struct Topology {
     struct {
         double card;   /* GB/s */
         int64_t cards; /* per node */
-        bool rails;    /* a card reaches only the cards of equal number without the spine */
+        bool rails;    /* cards of equal number reach each other without the spine */
         double spine;  /* part of the cards' rate that the spine has for traffic between rails */
     } network;
     struct {
         int64_t node;  /* -1: none */
-        double factor; /* of its compute time */
+        double factor; /* its compute time over that of other nodes */
     } slow;
     struct {
         int64_t rank, step;   /* -1: none; steps since the last checkpoint, -1: half of checkpoint.every */
@@ -32,10 +32,9 @@ typedef struct Topology {
 
 extern const OptionTable topology_table;
 
-/* Sets the defaults and reads `path`; "": defaults alone. Completes the topology from the cluster,
- * and gives the cluster the topology's nodes and links. `strings` owns nothing that the topology
- * refers to. ERROR_USAGE. */
+/* Reads `path` over the defaults ("": defaults alone), and gives the cluster the topology's nodes and
+ * links. ERROR_USAGE. */
 bool topology_read(Topology *topology, const char *path, Cluster *cluster, Error *error);
 
-/* Returns the seconds in which rank `from` sends `bytes` to rank `to`. */
+/* Returns the seconds that a message of `bytes` takes from rank `from` to rank `to`. */
 double topology_message_seconds(const Topology *topology, const Cluster *cluster, int64_t from, int64_t to, double bytes);

@@ -1,5 +1,5 @@
-/* See idle_device.h. One kernel stands for all: it issues what the real kernel issues (OpKernel.rehearse),
- * or names its work. Owns the device. */
+/* See idle_device.h. One kernel stands for all: it issues the collectives of the real kernel
+ * (OpKernel.rehearse), or reports its work. Owns the device. */
 #include "backend/idle_device.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 typedef struct IdleDevice {
     Device device; /* first */
     const OpKernel *const *real;
-    OpKernel stand_ins[OP_COUNT]; /* one per operation, whose place names the operation */
+    OpKernel stand_ins[OP_COUNT]; /* by operation: a stand-in's index is its operation */
     const OpKernel *table[OP_COUNT];
     IdleWork work;
     void *context;
@@ -42,8 +42,8 @@ static void *allocate_address(Device *device, int64_t bytes, Error *error) {
 }
 static void free_address(Device *device, void *memory, int64_t bytes) { (void)device, (void)memory, (void)bytes; }
 
-/* The host reads small blocks. It does not read the state of offload, for which this machine may not
- * have the memory. */
+/* Larger blocks of host memory are addresses only: the host does not read the state of offload, for
+ * which this machine may not have the memory. */
 static const int64_t MOST_ON_HOST = 64 << 20;
 
 static void *allocate_on_host(Device *device, int64_t bytes, Error *error) {

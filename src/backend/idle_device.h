@@ -1,10 +1,10 @@
 /* A device that computes nothing and has no memory, for rehearsals: programs run on it only to issue
- * their collectives. Addresses that it allocates must not be used, except those of host memory. */
+ * their collectives. Its addresses must not be dereferenced, except those of small host blocks. */
 #pragma once
 
 #include "graph/graph.h"
 
-/* Called when `part` of the work of a program's node, counted from 1, is done. */
+/* Reports that `part` (0 to 1) of the work of a node is done. Nodes count from 1. */
 typedef void (*IdleWork)(void *context, int node, double part);
 
 /* Returns the back end that rehearses programs planned for `real`. The caller closes its device. */

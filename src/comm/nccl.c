@@ -15,7 +15,7 @@
 #include "comm/nccl_calls_internal.h"
 
 enum { EVENTS = 1024 /* more than a step waits for */, MOST_GROUPS = 64, LOCK_SECONDS = 2 };
-enum { LEAST_MEMORY = 256 << 20 }; /* bytes; a library with less cannot have failed for another reason that is as likely */
+enum { LEAST_MEMORY = 256 << 20 }; /* with less device memory free, a lack of it is the likeliest cause of a failure */
 /* The device's stream waited for a collective between these events. */
 typedef struct Stall { DeviceEvent *before, *after; } Stall;
 typedef struct Issued {
@@ -65,8 +65,8 @@ static bool open_nccl_library(Nccl *nccl, const DeviceInfo *device, Error *error
     return !missing || error_set(error, ERROR_USAGE, "%s has no symbol %s: it is too old; install 2.7 or newer", file, missing);
 }
 
-/* Returns whether a failure is a lack of device memory, in which the library allocates buffers when ranks first communicate:
- * the library says so, or next to nothing is left. */
+/* Returns whether a failure is a lack of device memory: the library says so, or less than LEAST_MEMORY is free. The library
+ * allocates its buffers when ranks first communicate. */
 static bool lacks_memory(const Nccl *nccl, int result, int64_t available) {
     const char *cause = nccl->last_error ? nccl->last_error(NULL) : NULL;
     bool allocates = result == NCCL_UNHANDLED_CUDA_ERROR || result == NCCL_SYSTEM_ERROR || result == NCCL_INTERNAL_ERROR;
@@ -77,7 +77,7 @@ static bool refuse_memory(const Nccl *nccl, int result, int64_t available, Error
     char left[32];
     log_format_bytes((double)available, left);
     return error_set(error, ERROR_MEMORY,
-        "%s has no device memory for a collective: %s (%d), %s free. Its buffers lie beside what the run has planned, and a restart would "
+        "%s has no device memory for a collective: %s (%d), %s free. The plan's margin for its buffers is too small, and a restart would "
         "need as much. Use a stronger recompute, fewer batch.sequences, a higher layout.zero or more ranks",
         nccl->name, nccl->call.error_text(result), result, left);
 }

@@ -231,20 +231,20 @@ typedef struct Block {
     int64_t done;    /* bytes of all files that are consumed after this block */
     Error error;
     double valid_fraction;
-    /* Rows page_row to page_end of a page of a Parquet file as stored, whose records come after the
-     * block's others. page.stored NULL: none, or all are records. */
+    /* Rows [page_row, page_end) of a page of a Parquet file as stored, whose records come after the
+     * block's others. page.stored NULL: no rows are left. */
     ParquetPage page;
-    ParquetDictionary *dictionary; /* of the page, held; NULL: the page needs none */
+    ParquetDictionary *dictionary; /* held; NULL: the page needs none */
     RecordPosition page_at;        /* of the next row */
     int64_t page_row, page_end;
-    int64_t page_bytes; /* what the rows and a dictionary that no other block has will take in memory, about */
+    int64_t page_bytes; /* estimated memory of the decoded rows, and of a dictionary that no other block holds */
     bool page_first;    /* no block before it has rows of the page */
     bool page_open;     /* some rows are records */
 } Block;
-void block_clear(Block *block); /* removes its records, and keeps its page for the next ones */
+void block_clear(Block *block); /* removes the records, and keeps the page */
 void block_free(Block *block);
 void block_drop_page(Block *block);
-int64_t block_bytes(const Block *block); /* memory that it takes before its records are encoded, about */
+int64_t block_bytes(const Block *block); /* estimated memory before its records are encoded */
 bool block_is_full(const Block *block);
 void block_append(Block *block, const char *bytes, size_t size); /* to its text */
 /* Returns whether the document with this number, from 0, is in the validation part, if every
@@ -279,10 +279,9 @@ bool row_reader_ended(const RowReader *reader);
 int64_t row_reader_rows(const RowReader *reader);     /* all rows of the file */
 int64_t row_reader_position(const RowReader *reader); /* about the bytes of the file that were consumed */
 void row_reader_close(RowReader *reader);             /* NULL is fine */
-/* Makes records of the block's page, if it has one, until they are all there or have very much text.
- * block->page.stored is then NULL or not: block_clear and the next call, with the same
- * `values`, give the next ones. There may be none, if a damaged row of an earlier block takes them
- * along. */
+/* Makes records of the block's page until its rows end or the text is very long. If page.stored is not
+ * NULL afterwards, block_clear and another call with the same `values` make the next records. There
+ * are none if damage in an earlier block's rows ends the page. */
 void block_read_page(Block *block, ParquetValues *values, const char *field);
 
 /* Records a fault. Returns false. */

@@ -1,10 +1,10 @@
-/* Turns the rows of a Parquet file into records: the text of a column, or, for conversations and
- * for rules that read fields, a row as the JSON line that it would be. The reader's thread decodes pages and collects rows in blocks. A
- * page of plain text that is neither short nor long goes to the pipeline as it is stored, and a
- * thread that encodes decompresses it. A page of indices goes there in several blocks. Each has a
- * copy of the page, a share of its rows, and the dictionary, which the first thread that needs it
- * decompresses. A RowReader owns the open file and the pages that it reads; a block owns its page
- * and holds its dictionary. */
+/* Turns the rows of a Parquet file into records: the text of a column, or, for conversations and for
+ * rules that read fields, a row as the JSON line that it would be. The reader's thread decodes pages
+ * and collects rows in blocks. It passes a page of plain text that is neither short nor long on as
+ * stored, and an encoding thread decompresses the page. It passes a page of indices on in several
+ * blocks. Each block has a copy of the page, a share of its rows, and the dictionary, which the first
+ * thread that needs it decompresses. A RowReader owns the open file and the pages that it reads; a
+ * block owns its page and holds its dictionary. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ enum { PAGE_LEAST_BYTES = 1 << 16, PAGE_MOST_BYTES = 1 << 22, PAGE_MOST_ROWS = 1
 /* The most bytes of the indices and of the dictionary of a page that leaves the reader's thread. */
 enum { INDEX_MOST_BYTES = 1 << 16, DICTIONARY_MOST_BYTES = 1 << 26 };
 enum { SHARE_BYTES = 1 << 18 }; /* text of a block's share of a page of indices, if all texts are equally long */
-enum { PART_BYTES = 1 << 24 };  /* text that a block takes from its page at once: a page may repeat a long text */
+enum { PART_BYTES = 1 << 24 };  /* text that a block takes from its page at once: indices may repeat a long text */
 
 struct RowReader {
     ParquetFile *file;
@@ -190,8 +190,8 @@ static void add_row_fault(Block *block, RecordPosition *at, int64_t more, const 
     record->end = *at;
 }
 
-/* Adds the texts of a page until `left` of its values are left or `is_full` says to stop. A damaged value takes along the rest
- * of the page. */
+/* Adds the texts of a page until `left` of its values are left or the block is full. A damaged value loses the rest of the
+ * page. */
 static void add_texts(
     Block *block, ParquetValues *values, RecordPosition *at, const char *field, int64_t left, bool (*is_full)(const Block *block)) {
     ParquetValue value;
@@ -229,7 +229,7 @@ static bool open_share(const Block *block, ParquetValues *values, Error *error) 
     return true;
 }
 
-/* Damage before the block's rows belongs to the block with the damaged row; it takes along the rest of the page. */
+/* Damage loses the rest of the page. The block with the damaged row reports the loss; later blocks have no records. */
 void block_read_page(Block *block, ParquetValues *values, const char *field) {
     Error fault = {0};
     int64_t left = block->page.values - block->page_end;
@@ -242,7 +242,7 @@ void block_read_page(Block *block, ParquetValues *values, const char *field) {
     block_drop_page(block);
 }
 
-/* Returns the bytes of a text of the open page of indices, on average over its dictionary. */
+/* Returns the average bytes of a dictionary's text. */
 static int64_t indexed_bytes(const ParquetDictionary *dictionary) { return (int64_t)(dictionary->size / (dictionary->count + 1)) + 1; }
 
 /* Returns how many rows of the open page a block gets undecoded; 0: the reader's thread decodes it. */
@@ -258,8 +258,8 @@ static int64_t rows_of_share(const RowReader *reader) {
     return each * page->values >= PAGE_LEAST_BYTES ? int_max(SHARE_BYTES / each, 1) : 0;
 }
 
-/* Gives a block the next rows of the open page: up to a multiple of `share`, wherever the reader began, so that a
- * continued packing makes the same blocks. */
+/* Gives a block the next rows of the open page, up to a multiple of `share`: a continued packing then makes the same blocks
+ * wherever it begins. */
 static void share_page(RowReader *reader, int64_t share, Block *block, RecordPosition *at) {
     ParquetPage *page = &reader->page;
     ParquetDictionary *dictionary = page->indexed ? reader->column.dictionary : NULL;

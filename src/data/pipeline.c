@@ -23,8 +23,8 @@
 #include "token/tokenizer.h"
 #include "data/pack_internal.h"
 
-/* For each thread: slots of the ring; the memory of blocks in flight at which the reader waits; and
- * the blocks that may be in flight whatever their memory is. */
+/* Per thread: slots of the ring; bytes of blocks in flight at which the reader waits; and the number of
+ * blocks that may be in flight whatever their bytes. */
 enum { AHEAD_SLOTS = 32, AHEAD_BYTES = 12 << 20, AHEAD_LEAST = 2 };
 
 typedef enum SlotState { SLOT_FREE, SLOT_FILLED, SLOT_TAKEN, SLOT_ENCODED } SlotState;
@@ -287,7 +287,8 @@ static bool await_condition(Pipeline *pipeline, pthread_cond_t *condition, const
     return !pipeline->stopped;
 }
 
-/* Waits until a slot is free and its block fits into the memory; returns false if the pipeline has stopped. The lock is held. */
+/* Waits until a slot is free and blocks in flight leave memory for it; returns false if the pipeline has stopped. The lock is
+ * held. */
 static bool await_room(Pipeline *pipeline, const BlockSlot *slot) {
     while (!pipeline->stopped &&
            (slot->state != SLOT_FREE || (pipeline->held >= pipeline->held_least && pipeline->held_bytes >= pipeline->held_limit)))
@@ -317,8 +318,8 @@ static void *run_reader(void *context) {
     return NULL;
 }
 
-/* Encodes a block and hands it over, if need be in several parts, each after the writer has taken the one before. The lock is
- * held, except while a part is encoded. */
+/* Encodes a block and hands it to the writer. A long block has several parts; each is encoded after the writer has taken the
+ * previous one. The lock is held, except while a part is encoded. */
 static void encode_slot(Pipeline *pipeline, Encoders *encoders, BlockSlot *slot) {
     bool more;
     do {
@@ -359,7 +360,7 @@ static void *run_encoder(void *context) {
     return NULL;
 }
 
-/* Gives an encoder back a block with more parts, and the reader the slot of any other. */
+/* Returns a block with more parts to its encoder, and the slot of any other block to the reader. */
 static void return_slot(Pipeline *pipeline, BlockSlot *slot) {
     bool more = slot->block.page.stored;
     if (more) block_clear(&slot->block);

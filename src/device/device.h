@@ -47,9 +47,9 @@ typedef struct DeviceInfo {
     bool fp8_fnuz;            /* its fp8 formats are the FNUZ ones (base/float8.h) */
     bool fp8_mx;              /* it has GEMMs of fp8 with scales of GEMM_SCALE_MX */
     int64_t collective_bytes; /* a collective of this size reaches the full bandwidth of the links */
-    /* Margins for the buffers of the library of collectives: of the first communicator, and of each further one. No library
-     * says what it will take, so these were measured: the memory of ranks on 2 H200 and 4 H100 beyond their plan and
-     * beyond that of one GPU (docs/forecast.md). 0: the memory is the host's, or emulated. */
+    /* Margins for the buffers of NCCL or RCCL: of the first communicator, and of each further one. The libraries do not
+     * report what they will allocate, so the margins were fitted to measurements (docs/forecast.md). 0: the memory is the
+     * host's, or emulated. */
     int64_t first_communicator, further_communicator;
     /* The library of collectives and its file, with NCCL's interface; NULL: ranks use the host's. */
     const char *collectives, *collectives_file;

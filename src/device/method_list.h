@@ -35,7 +35,7 @@ METHOD(void, download, (Device *device, void *to, const void *from, int64_t byte
 /* Copies within the device; the ranges must not overlap. */
 METHOD(void, copy, (Device *device, void *to, const void *from, int64_t bytes), (device, to, from, bytes))
 /* Copy between device memory and memory of allocate_host, in order with the other work of the stream;
- * the caller may change or free either only after an event behind the copy. */
+ * the caller may change or free either only after an event that follows the copy. */
 METHOD(void, stream_upload, (Device *device, void *to, const void *from, int64_t bytes, DeviceStream *stream),
     (device, to, from, bytes, stream))
 METHOD(void, stream_download, (Device *device, void *to, const void *from, int64_t bytes, DeviceStream *stream),

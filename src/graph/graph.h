@@ -78,7 +78,7 @@ typedef enum Arena {
     ARENA_METRIC,      /* WIDE accumulators (losses, loads); zeroed at the start of a step */
     ARENA_STATE,       /* lives from run to run: caches of generation */
     ARENA_QUANTIZED,   /* quantized values and scales of frozen matrices (Parameter.quantization), written when weights are loaded */
-    ARENA_HOST_MASTER, /* with offload: the bytes of MASTER behind the vectors, in pinned host memory; MASTER has only the vectors */
+    ARENA_HOST_MASTER, /* with offload: MASTER after its vectors, in pinned host memory; MASTER then has only the vectors */
     ARENA_HOST,        /* pinned host memory that nodes write and that host and device read: sizes known only at run time */
     ARENA_ACTIVATION,  /* planned: alive from its producer to its last reader, whose output may reuse the memory */
     ARENA_STASH,       /* planned: tensors that one part of a pipeline's program leaves to another, once per slot */

@@ -5,8 +5,8 @@
  *
  * Arenas of a rank by ZeRO stage:
  *   WEIGHT    1, 2: the whole arena. 3: the rank's shards at local offsets; then slots, in which buckets are gathered
- *             while they are read. With layout->gathers_masters, the shards of trained weights are those of MASTER,
- *             from which the program also reads matrices that no other rank shares
+ *             while they are read. With layout->gathers_masters, MASTER has the shards of trained weights, and
+ *             the program reads unsharded matrices from MASTER too
  *   QUANTIZED 1, 2: all frozen matrices. 3: the rank's shards of packed buckets; then their slots
  *   GRADIENT  1, and every stage of a pipeline, which reduces gradients once a step: the whole arena. 2, 3: sums of the
  *             rank's shards at local offsets; then slots, which hold buckets while the program adds to them and until
@@ -56,7 +56,7 @@ bool comm_schedule_has_slot(const Layout *layout, int bucket);
 /* Moves the graph's weights and gradients to the schedule's offsets; the offsets of its parameters
  * remain offsets in the whole arenas. */
 CommSchedule *comm_schedule_create(const Layout *layout, Graph *graph);
-/* Moves quantized matrices of packed buckets to their slots; graph_plan has placed them without a
- * layout. */
+/* Moves the quantized matrices of packed buckets to their slots. Call it after graph_plan, which places
+ * them without a layout. */
 void comm_schedule_place_packed(const CommSchedule *schedule, const Layout *layout, Graph *graph);
 void comm_schedule_free(CommSchedule *schedule);

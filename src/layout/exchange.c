@@ -196,8 +196,7 @@ static void *weights_at(const Exchange *exchange, int b, int64_t in_bucket) {
     return at_offset(exchange, ARENA_WEIGHT, exchange->schedule->buckets[b].weights + weight_offset(exchange, in_bucket));
 }
 
-/* In stage 3, returns the address of the weights of this rank's shard of a bucket, which is not
- * packed, from a local offset on. */
+/* Returns the address of a local offset in this rank's shard of a bucket that is not packed, in stage 3. */
 static void *local_weights(const Exchange *exchange, const LayoutBucket *bucket, int64_t local) {
     return at_offset(exchange, layout_local_arena(exchange->layout, bucket), weight_offset(exchange, local));
 }

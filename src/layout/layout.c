@@ -132,7 +132,8 @@ static void cut_evenly(LayoutBucket *bucket) {
 
 enum { PACKED_ALIGNMENT = 256 }; /* of quantized values, scales and shards, as of tensors outside the parameters' arenas */
 
-static void pack(const Cutting *cutting, LayoutBucket *bucket) {
+/* Places the matrices of a packed bucket, and cuts it into shards. */
+static void pack_bucket(const Cutting *cutting, LayoutBucket *bucket) {
     Layout *layout = cutting->layout;
     int64_t end = 0;
     for (int i = 0; i < cutting->graph->parameter_count; i++) {
@@ -210,20 +211,21 @@ static void cut_by_matrices(const Cutting *cutting, LayoutBucket *bucket, double
 
 /* -- What this rank holds ------------------------------------------------------------------------------------------ */
 
-/* Places the shard of a bucket behind `end`; returns its end. */
+/* Places the shard of a bucket after `end`; returns its end. */
 static int64_t place_shard(LayoutBucket *bucket, int64_t end, int64_t alignment) {
     ByteSpan shard = layout_bucket_shard(bucket);
     bucket->local = round_up(end, alignment) + shard.begin % alignment;
     return shard.begin < shard.end ? bucket->local + shard.end - shard.begin : end;
 }
 
+/* Places the shard of a packed bucket; returns its end. */
 static int64_t place_packed(LayoutBucket *bucket, int64_t end) {
     bucket->local = end;
     return end + bucket->packed_bytes / bucket->size;
 }
 
-/* Buckets of frozen matrices are behind all others. In stage 3 their shards follow those of trained
- * weights in WEIGHT. */
+/* Buckets of frozen matrices follow all others. In stage 3 their shards follow those of trained weights
+ * in WEIGHT. */
 static void place_local(Layout *layout, int64_t alignment) {
     LayoutBucket *bucket = layout->buckets, *last = layout->buckets + layout->bucket_count;
     int64_t end = 0;
@@ -282,7 +284,7 @@ static void cut_group(Cutting *cutting, Class class, MeshAxes axes) {
     cut_class(cutting, class, axes, true);
     for (int b = first; b < layout->bucket_count && layout->buckets[b].sharded; b++) {
         layout->buckets[b].shards = memory_allocate((size + 1) * sizeof(int64_t));
-        if (class == CLASS_QUANTIZED) pack(cutting, &layout->buckets[b]);
+        if (class == CLASS_QUANTIZED) pack_bucket(cutting, &layout->buckets[b]);
         else if (cuts_evenly(class)) cut_evenly(&layout->buckets[b]);
         else cut_by_matrices(cutting, &layout->buckets[b], load);
     }

@@ -48,7 +48,7 @@ typedef struct LayoutBucket {
     bool vectors;          /* its parameters are read in the WIDE type; else in the COMPUTE type */
     bool sharded;          /* false: every rank holds all of it */
     bool frozen;           /* nothing in it is trained: it has memory in the WEIGHT arena alone, or in QUANTIZED */
-    int64_t packed_bytes;  /* in QUANTIZED, if the bucket is packed: `shards` and `local` then count these bytes; else 0 */
+    int64_t packed_bytes;  /* bytes in QUANTIZED, which `shards` and `local` then count; 0: the bucket is not packed */
     bool coded;            /* training gathers its parameters as FP8 quantized values (Parameter.coded), one byte per element */
     bool ends;             /* holds a parameter that the first and the last stage of a pipeline share (Parameter.ends) */
     MeshAxes axes;         /* over which its gradients are summed */
@@ -57,7 +57,7 @@ typedef struct LayoutBucket {
     int64_t local;   /* offset of this rank's shard, or of the whole bucket, in its own arenas */
 } LayoutBucket;
 
-/* Where a packed bucket has the quantized values and the scales of a matrix: offsets from its begin. */
+/* Offsets of a matrix's quantized values and scales in its packed bucket. */
 typedef struct PackedOffsets { int64_t values, scales; } PackedOffsets;
 
 typedef struct Layout {
@@ -66,12 +66,13 @@ typedef struct Layout {
     int64_t bytes;         /* of the whole MASTER arena, padding included */
     int64_t trained_bytes; /* of these, the bytes before frozen matrices: the end of the arenas of masters, gradients and the optimizer */
     int64_t stored_bytes;  /* of these, the bytes before quantized matrices: the end of the weight arena */
-    int64_t local_weights; /* in stage 3: bytes of MASTER whose elements the shards in WEIGHT have */
+    int64_t local_weights; /* in stage 3: bytes that the elements of the shards in WEIGHT have in MASTER */
     int64_t local_packed;  /* bytes of the shards of packed buckets in QUANTIZED */
     LayoutBucket *buckets;
     int bucket_count;
-    bool in_backward;      /* weights are updated within the backward pass: each gradient is in memory only until then */
-    bool gathers_masters;  /* stage 3, if weights have the type of their masters: they are gathered from MASTER, and WEIGHT has no shards */
+    bool in_backward; /* weights are updated within the backward pass: each gradient is in memory only until then */
+    bool
+        gathers_masters; /* stage 3 with weights in the type of their masters: weights are gathered from MASTER, and WEIGHT has no shards of them */
     bool reduces_in_bf16;  /* fp32 gradients of matrices are cast to bf16 before they are sent */
     double muon_balance;   /* Muon's work on the busiest rank over the mean; 0: Muon's matrices are not sharded */
     int64_t *offsets;      /* per parameter, in the whole arenas */
@@ -98,7 +99,7 @@ Layout layout_empty(const Mesh *mesh, const OptimizerConfig *optimizer, const La
  * graph. `bucket_bytes` counts gradients. */
 Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes);
 /* Keeps optimizer state, and master weights that the program does not read, in host memory
- * (OptimizerOffload). Before programs are planned. */
+ * (OptimizerOffload). Call it before programs are planned. */
 void layout_offload(Layout *layout, Precision precision, int64_t portion_bytes);
 void layout_free(Layout *layout);
 /* Moves the parameters of another graph of the same model to the layout's offsets. Call it before

@@ -10,7 +10,7 @@
 #include "base/memory.h"
 #include "optim/quantized_moments_internal.h"
 
-enum { PLACE_ALIGNMENT = 256 }; /* a span lies at the same distance from a multiple of it as in its array */
+enum { PLACE_ALIGNMENT = 256 }; /* a span's place in the buffer equals its place in the array modulo this */
 
 /* -- Portions ------------------------------------------------------------------------------------------------------ */
 
@@ -109,7 +109,7 @@ Offload *offload_lay_out(const Optimizer *o) {
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
-/* Gives the arrays their parts of the host arena; without memory, only counts its bytes. */
+/* Counts the bytes of the host arena, and places the arrays in it if it is allocated. */
 static void place_arrays(Offload *offload, const Optimizer *o) {
     const int64_t values = o->coded, scales = o->coded / MOMENT_BLOCK * (int64_t)sizeof(float);
     const ByteSpan spans[HOSTED_COUNT] = {[HOSTED_MOMENTUM] = {offload->resident_momentum, o->momentum_bytes},
@@ -176,8 +176,6 @@ static void *in_buffer(const Offload *offload, const HostedPortion *portion, int
     return offload->buffers[slot] + portion->places[array] - portion->spans[array].begin;
 }
 
-typedef void CopyMethod(Device *device, void *to, const void *from, int64_t bytes, DeviceStream *stream);
-
 static void copy_portion(const Offload *offload, const HostedPortion *portion, int slot, bool back) {
     for (int i = 0; i < HOSTED_COUNT; i++) {
         const ByteSpan *span = &portion->spans[i];
@@ -189,8 +187,8 @@ static void copy_portion(const Offload *offload, const HostedPortion *portion, i
     }
 }
 
-/* The buffer is empty once its previous portion has been copied back. If the portion itself was the
- * previous one of the other buffer, its own copy back must have ended too. */
+/* Lets the upload wait until the buffer's previous portion has been copied back. If the other buffer
+ * had this portion last, its copy back must have ended too. */
 static void await_copies_back(const Offload *offload, const HostedPortion *portion, int slot) {
     if (offload->turn >= 2) device_event_wait(offload->device, offload->emptied[slot], offload->uploads);
     if (portion->turn >= 0 && portion->turn == offload->turn - 1)

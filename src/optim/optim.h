@@ -50,8 +50,8 @@ typedef struct ShardInterval {
  * device memory, portion by portion, and back (offload.c). Vectors are small, and the program reads
  * their master weights. */
 typedef struct OptimizerOffload {
-    int64_t portion_bytes; /* the most state and master weights of a portion, unless a bucket of Muon has more; 0: no offload */
-    int64_t resident;      /* offsets below are those of vectors */
+    int64_t portion_bytes; /* limit of a portion's state and master weights, unless a bucket of Muon has more; 0: no offload */
+    int64_t resident;      /* lower offsets belong to vectors */
     bool masters;          /* master weights from `resident` on are in host memory (optimizer_set_masters) */
 } OptimizerOffload;
 
@@ -68,8 +68,8 @@ typedef struct OptimizerShard {
 
 /* Below, `shard` NULL means everything: one rank, and all offsets are the parameters' offsets. */
 
-/* Return the bytes of state that optimizer_create will allocate, for the memory table; those of them
- * that offload puts into host memory; and the bytes of scratch and buffers in device memory.
+/* Return the bytes of state that optimizer_create will allocate, for the memory table; the part of
+ * them that offload puts into host memory; and the bytes of scratch and buffers in device memory.
  * Scratch is larger on a GPU. */
 int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard);
 int64_t optimizer_host_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard);

@@ -24,8 +24,8 @@ static const OptimBackend cpu = {cpu_sum_squares, cpu_elements, cpu_muon_momenta
 static const OptimBackend gpu = {gpu_sum_squares, gpu_elements, gpu_muon_momenta, gpu_muon_directions, gpu_muon_iterate, gpu_muon_apply,
     gpu_muon_place, .group_bytes = 1 << 30, .uniform_groups = true, .chunks_on_device = true};
 
-/* Those of a device that computes nothing. Sizes are those of the real ones, because the order of matrices and the
- * collectives depend on them. */
+/* The back ends of a device that computes nothing. Their sizes are those of the real back ends, because the order of
+ * matrices and of collectives depends on them. */
 static void idle_sum_squares(const Optimizer *optimizer, const Segment *segment, const void *gradients, PreciseSum *sum) {
     (void)optimizer, (void)segment, (void)gradients, (void)sum;
 }
@@ -322,7 +322,7 @@ static bool allocate_state(Device *device, void **arena, int64_t bytes, const ch
     return *arena || error_context(error, "optimizer %s", what);
 }
 
-/* Return the bytes of the arenas in device memory. */
+/* Return the bytes of an arena that are in device memory. */
 static int64_t device_momentum_bytes(const Optimizer *o) { return o->offload ? o->offload->resident_momentum : o->momentum_bytes; }
 static int64_t device_variance_bytes(const Optimizer *o) { return o->offload ? o->offload->resident_variance : o->variance_bytes; }
 

@@ -169,8 +169,8 @@ typedef struct ParquetValues {
     unsigned char *unpacked, *last;
     size_t unpacked_capacity, last_size, last_capacity;
 } ParquetValues;
-/* Opens a page and decodes its dictionary, both of which must outlive its values. `dictionary`: NULL
- * if the page stands alone. */
+/* Opens a page and decodes its dictionary. Both must outlive the values. `dictionary`: NULL if the page
+ * stands alone. */
 bool parquet_values_open(ParquetValues *values, const ParquetPage *page, ParquetDictionary *dictionary, Error *error);
 /* Decodes the next of values->left values. */
 bool parquet_values_next(ParquetValues *values, ParquetValue *value, Error *error);

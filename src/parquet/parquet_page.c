@@ -166,7 +166,7 @@ void parquet_dictionary_release(ParquetDictionary *dictionary) {
     free(dictionary);
 }
 
-/* Reads the bytes of the dictionary at column->at, which replaces the one before. */
+/* Reads the bytes of the dictionary at column->at and replaces the column's previous one. */
 static bool take_dictionary(ParquetColumn *column, const PageHeader *header, Error *error) {
     ParquetPage page;
     if (!load_page(column, header, &page, error)) return false;

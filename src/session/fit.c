@@ -63,7 +63,7 @@ static bool without_gradients(FitTrial *trial) {
     return may;
 }
 
-/* First alone, then with updates within the backward pass, which the copies overlap. */
+/* Tries offload alone, then with updates within the backward pass, which overlaps the copies. */
 static bool state_in_host(FitTrial *trial) {
     bool had = trial->config.offload != OFFLOAD_NONE;
     trial->config.offload = OFFLOAD_OPTIMIZER;

@@ -17,7 +17,7 @@
 /* -- A step -------------------------------------------------------------------------------------------------------- */
 
 typedef struct Rehearsal {
-    Session session; /* of which program, optimizer and groups are the rehearsal's own */
+    Session session; /* a copy; it owns its executor, exchange, optimizer and groups */
     const RehearsalTimes *times;
     Trace *trace;
 } Rehearsal;
@@ -69,7 +69,7 @@ bool session_rehearse(const Session *planned, const RehearsalTimes *times, int s
     for (int step = 1; step <= steps && done; step++) done = rehearse_step(&rehearsal, step, error);
     int events = trace->event_count;
     close_rehearsed(&rehearsal, comm);
-    trace->event_count = events; /* without the waits of closing */
+    trace->event_count = events; /* drops the waits of closing */
     return done;
 }
 
@@ -77,9 +77,9 @@ bool session_rehearse(const Session *planned, const RehearsalTimes *times, int s
 
 /* One collective or message as it enters a ledger. */
 typedef struct LedgerItem {
-    uint64_t key;    /* of the ranks that must agree: a group, or a sender and a receiver in it */
-    uint64_t value;  /* what they must agree on */
-    int call, ranks; /* ranks: that must agree */
+    uint64_t key;    /* hash of the ranks that must agree: a group, or a sender and a receiver in it */
+    uint64_t value;  /* hash of what they must agree on */
+    int call, ranks; /* index in the trace; the number of ranks that must agree */
 } LedgerItem;
 
 typedef struct LedgerItems {
@@ -87,8 +87,8 @@ typedef struct LedgerItems {
     int count;
 } LedgerItems;
 
-/* The items of one key, as ranks exchange it. */
-typedef struct LedgerRow { uint64_t key, value, count, ranks; } LedgerRow; /* ranks: that must have the key */
+/* The items of one key: what ranks exchange. `value` chains the items' values. */
+typedef struct LedgerRow { uint64_t key, value, count, ranks; } LedgerRow; /* ranks: the number that must have the key */
 
 typedef struct Ledger {
     LedgerRow *rows;
@@ -164,7 +164,7 @@ static Ledger sum_items(const LedgerItems *list) {
     return ledger;
 }
 
-/* Gathers the ledgers of all ranks, with as many rows each; unused rows have the key 0. The caller
+/* Gathers the ledgers of all ranks, padded to `*each` rows per rank with rows of key 0. The caller
  * frees the rows. */
 static bool gather_ledgers(const Ledger *own, Comm *comm, Ledger *all, int64_t *each, Error *error) {
     *each = own->count;
@@ -187,7 +187,7 @@ static int64_t end_of_key(const LedgerRow *sorted, int64_t first, int64_t count)
     return end;
 }
 
-/* Returns the key of the first row, in the order of ranks, that ranks lack or on which they do not agree; 0: none. */
+/* Returns the key of the first row, by rank, that some rank lacks or on which ranks differ; 0: none. */
 static uint64_t first_difference(const Ledger *all) {
     size_t bytes = (size_t)all->count * sizeof *all->rows;
     SCOPED_FREE LedgerRow *sorted = memory_allocate(bytes + 1);
@@ -217,11 +217,11 @@ static uint64_t prefix_value(const LedgerItems *list, uint64_t key, int64_t coun
     return value;
 }
 
-/* The ranks that have a key, of all ranks. */
+/* The ranks that have a key. */
 typedef struct Holders {
     int *ranks;
-    int count, wanted; /* wanted: that must have it */
-    int64_t most;      /* items of the rank that has most */
+    int count, wanted; /* wanted: the number of ranks that must have it */
+    int64_t most;      /* the largest number of items on a rank */
 } Holders;
 
 static Holders find_holders(const Ledger *all, int64_t each, uint64_t key, int ranks) {
@@ -261,7 +261,7 @@ static void describe_item(const Trace *trace, const LedgerItems *list, uint64_t 
         if (list->items[i].key == key && number-- == 0) trace_describe(trace, &trace->calls[list->items[i].call], text);
 }
 
-/* Returns the holder that differs from most others; `other` receives one of those. */
+/* Returns the holder that differs from most others; `other` receives one of the others. */
 static int odd_holder(const Holders *holders, const char *texts, int *other) {
     const char *first = texts + (int64_t)holders->ranks[0] * TRACE_TEXT;
     int alike = 1, differing = -1;

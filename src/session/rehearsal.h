@@ -18,8 +18,8 @@ typedef struct RehearsalTimes {
 bool session_rehearse(const Session *planned, const RehearsalTimes *times, int steps, Trace *trace, Error *error);
 
 /* Rehearses a step on every rank and compares the lists within each group, by hashes. Two ranks that
- * would issue other collectives, or in another order, are ERROR_COMMUNICATION before training
+ * would issue other collectives, or in another order, are ERROR_USAGE before training
  * begins, with the first difference. Collective over `comm`. */
 bool rehearsal_agree(const Session *planned, Comm *comm, Error *error);
-/* The comparison, of any traces. */
+/* Compares the traces of all ranks, one per rank. */
 bool trace_agree(const Trace *trace, Comm *comm, Error *error);

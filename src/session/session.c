@@ -121,9 +121,9 @@ static bool plan_generation(Session *session, Error *error) {
     return engine_plan_beside(&config->model, &owner, place, sizes, &session->generation, error);
 }
 
-/* Large portions, so that updates within the backward pass, which come in bursts, find theirs copied
- * during the compute before them: a block of 100 million parameters with fp32 moments and masters
- * has 1.2 GB. */
+/* Portions are large because updates within the backward pass come in bursts, whose state must be
+ * copied during the compute before the burst. A block of 100 million parameters with fp32 moments
+ * and masters has 1.2 GB. */
 static const int64_t PORTION_BYTES = 512 << 20;
 
 /* On a CPU the setting has no effect, because its device memory is host memory (config/needs.c). */
@@ -183,7 +183,7 @@ static int64_t own_activations(const Session *session, const Plan *plan) {
            (plan->bytes[ARENA_ACTIVATION] > session->training.plan.bytes[ARENA_ACTIVATION] ? plan->bytes[ARENA_ACTIVATION] : 0);
 }
 
-/* Returns how many communicators of the collectives' library this rank's step uses. */
+/* Returns the number of NCCL or RCCL communicators that a step of this rank uses. */
 static int count_communicators(const Session *session) {
     const Mesh *mesh = session->mesh;
     bool outer[AXES_ALL + 1] = {false}, inner[AXES_ALL + 1] = {false};
@@ -198,7 +198,7 @@ static int count_communicators(const Session *session) {
     return count;
 }
 
-/* Returns a margin for the device memory of the library of collectives. */
+/* Returns the margin for the device memory of NCCL or RCCL. */
 static int64_t collective_buffers(const Session *session) {
     const DeviceInfo *info = device_info(session->device);
     int count = count_communicators(session);

@@ -480,8 +480,8 @@ static void warn_of_settings_without_effect(const Loop *loop) {
         log_info("eval.every has no effect without validation data: set %s", cure);
     }
     if (config->layout.zero == 2 && config->optimizer.in_backward && facts.shares_weights)
-        log_warn("layout.zero=2 has the effect of layout.zero=1 with optimizer.in_backward=true, because no set of gradients is left to "
-                 "shard: layout.zero=3 saves more");
+        log_warn("with optimizer.in_backward=true, layout.zero=2 saves no more than layout.zero=1, because no set of gradients is left to "
+                 "shard: set layout.zero=3 to shard the weights too");
     if (config->layout.zero == 2 && config->layout.pp > 1 && facts.shares_weights)
         log_warn("layout.zero=2 has the effect of layout.zero=1 in a pipeline, because gradients stay whole until the step ends: "
                  "layout.zero=3 saves more");

@@ -267,8 +267,8 @@ static void run_tile(const TilePlan *plan, const TilePlan *before, const TilePla
 
 /* ---- Few rows ---- */
 
-/* Returns whether B is multiplied as it is in memory: packing it would cost more than multiplying by
- * so few rows of A. */
+/* Returns whether B is multiplied without packing, which would cost more than multiplying B by few
+ * rows of A. */
 static bool is_narrow(const GemmKernel *kernel, const Gemm *g) {
     return g->m <= GEMM_NARROW_ROWS && g->k > 0 && g->transpose_b && !g->transpose_a &&
            g->m * kernel->laid_elements(g->k) * (int64_t)kernel->element <= (int64_t)sizeof((Scratch *)0)->b;
@@ -321,8 +321,8 @@ static CpuTile tile_of(const GemmKernel *kernel, const Gemm *g, CpuTiling tiling
     return (CpuTile){row, row_end - row, column, column_end - column};
 }
 
-/* Returns the multiplications that take as long as the GEMM. Reading an element of B costs as much as
- * ROWS_READ of them. */
+/* Returns the cost of a GEMM in multiplications. Reading an element of B costs as much as ROWS_READ
+ * multiplications. */
 static double work_of(const Gemm *g) { return (double)int_max(g->m, ROWS_READ) * (double)g->n * (double)(g->k + 1); }
 
 /* Cuts every GEMM in proportion to its share of the work; returns the number of tiles. */

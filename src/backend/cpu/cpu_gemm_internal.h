@@ -52,8 +52,8 @@ typedef struct GemmTile {
 /* Most rows of A that multiply_narrow takes. */
 enum { GEMM_NARROW_ROWS = 4 };
 
-/* Few rows of A times columns of B whose depth is contiguous. C has one block of K after the other
- * added to the first, with which the update's addend and bias are added. */
+/* Few rows of A times columns of B whose depth is contiguous. Blocks of K are added to C in order; the
+ * first block also adds the update's addend and bias. */
 typedef struct GemmNarrow {
     const void *a; /* from lay_rows */
     GemmSource b;

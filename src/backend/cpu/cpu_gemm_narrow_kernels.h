@@ -21,8 +21,8 @@ static int64_t laid_elements(int64_t depth) {
 #endif
 }
 
-/* Writes a row of A in the kernel's format. Scaled groups of depths are packed as if they were
- * LANES lines. */
+/* Writes a row of A in the kernel's format. LANES groups of depths of a scaled row are packed as LANES
+ * lines. */
 static void lay_row(Sum *to, const char *from, int64_t depth, bool bf16) {
 #if SCALED
     for (int64_t p = 0; p < depth; p += 2 * SCALED * LANES, to += (SCALED + 1) * LANES) {
@@ -63,8 +63,7 @@ typedef struct NarrowBlock {
 } NarrowBlock;
 
 #if SCALED
-/* Loads up to SCALED depths of LANES columns, transposed, and adds their squares: what bound_squares
- * adds. */
+/* Loads up to SCALED depths of LANES columns, transposed, and adds their squares for bound_squares. */
 INLINE void load_group(Sum *pairs, __m512 squares[4], const NarrowBlock *at, const char *from, int64_t depths) {
     for (int64_t p = 0; p < depths; p += LANES) {
         Vector square[LANES];

@@ -1,4 +1,4 @@
-/* Scratch of the gated delta rule on a GPU, and what its backward pass takes from the forward pass. */
+/* Scratch of the gated delta rule on a GPU, and host functions that both passes use. */
 #pragma once
 
 #include "ops/delta/delta.h"
@@ -11,13 +11,13 @@ typedef struct DeltaGpuScratch {
     int64_t scales;             /* fp32 [R, key_heads, 2]: 1 / length of queries, with their root, and of keys */
     int64_t products, factors;  /* fp32 [R, key_heads]: k . q; [R, heads, 2]: log2 of the decay, and beta */
     int64_t numbers;            /* [C] */
-    int64_t solved, own;        /* bf16 [C, CHUNK, WIDTH]: what is multiplied by a state, and what does not depend on it */
+    int64_t solved, own;        /* bf16 [C, CHUNK, WIDTH]: the factor of a state, and the term without a state */
     int64_t updates;            /* the same of U, or in the backward pass of d U / |k| */
     int64_t states;             /* bf16 [C, WIDTH, WIDTH]: S before each chunk, transposed */
     int64_t d_recalled, d_outs; /* like own: dM, and c dY / |q| */
     int64_t d_states;           /* like states: dS after each chunk */
     int64_t d_carried;          /* fp32 [R, values] */
-    int64_t d_queries, d_keys;  /* fp32 [R, heads, key_dim], without what a token reads of its own writing */
+    int64_t d_queries, d_keys;  /* fp32 [R, heads, key_dim], without the term of the token's own update */
     int64_t d_factors;          /* fp32 [R, heads, 3]: dG, d_beta and u . d_y */
     int64_t d_after;            /* fp32 [C]: the product of S and dS after the chunk */
     int64_t sums;               /* fp32 [sequences * chunks, 2, heads]: for rates and bias */

@@ -25,7 +25,7 @@ enum {
 
 /* -- Chunks -------------------------------------------------------------------------------------------------------- */
 
-/* Stores L diag(beta) in the matrix, by rows, and in halves the terms of C that are strictly lower: P - diag(beta p) L. */
+/* Stores L diag(beta) in the matrix, by rows, and in halves the strictly lower factor of C: P' - diag(beta p) L. */
 INLINE void back_squares(
     LOCAL float *matrix, LOCAL bf16 *halves, LOCAL const bf16 *queries, LOCAL const bf16 *keys, LOCAL const DeltaNumbers *n) {
     Accumulator of_keys, of_queries;
@@ -60,7 +60,7 @@ INLINE void back_values(const DeltaArguments *a, const ChunkPlace *p, LOCAL bf16
     }
 }
 
-/* With A = diag(beta) L and T = (I + A)^-1, C = T^T (P' - L^T diag(beta p)) dY + T^T d K dS: stores the first term as own, and
+/* With A = diag(beta) L and T = (I + A)^-1, C = T^T (P' - diag(beta p) L)^T dY + T^T d K dS: stores the first term as own, and
  * T^T d K as solved. */
 KERNEL(delta_chunks_back, DeltaArguments) {
     LOCAL bf16 *keys = delta_tiles, *queries = keys + TILE_ELEMENTS, *square = queries + TILE_ELEMENTS, *outs = queries;
@@ -365,7 +365,7 @@ INLINE void put_pairs(
     barrier();
 }
 
-/* Stores dG in d_factors: what passes from earlier tokens to a token, less what passes from it to later ones. */
+/* Stores dG in d_factors: the flow from earlier tokens to a token minus the flow from it to later ones. */
 INLINE void store_flows(const DeltaArguments *a, const ChunkPlace *p, LOCAL const float *matrix, LOCAL const UnitsSums *sums) {
     enum { SHARE = CHUNK_THREADS / CHUNK, TERMS = CHUNK / SHARE };
     int t = thread_id() / SHARE, part = thread_id() % SHARE;

@@ -27,9 +27,10 @@
  * One pass goes from the last token to the first with dS, and one from the first to the last with S, which is recomputed
  * because the forward pass does not store it.
  *
- * CPUs solve for rows of M and C one after another. GPUs multiply by inverses, so that all chunks begin at once:
- *     M = (I - T) V + T c K S with T = (I + L beta)^-1,
- *     C = T^T (P'^T - L^T beta diag(P)) dY + T^T d K dS with T = (I + beta L)^-1. */
+ * CPUs solve for rows of M and C one after another. GPUs multiply by inverses, so that all chunks begin at once. With the
+ * diagonal p of P:
+ *     M = (I - T) V + T c K S with T = (I + L diag(beta))^-1,
+ *     C = T^T (P' - diag(beta p) L)^T dY + T^T d K dS with T = (I + diag(beta) L)^-1. */
 #include "ops/delta/delta.h"
 
 static void assert_shapes(const Graph *graph, const DeltaInputs *in, const DeltaState *state, const DeltaSpec *spec) {
