@@ -3,7 +3,7 @@
 works as Megatron's preprocess_data.py does, with `tokenizers` in a pool of processes, which reads JSON lines. Same cores, same texts, same tokenizer; the
 shards of smelt and of the script must have the same bytes. A ceiling for any program around `tokenizers`: its encode_batch over texts in memory (encode).
 With --megatron CHECKOUT, Megatron's own script runs too. With --passes N, smelt also packs N copies of the text as Parquet, each with the lines of its
-documents in another order, which would take the others hours.
+documents in another order; the others are too slow for it.
 
     bench/pack.py FOLDER [--smelt build/smelt] [--megabytes 200] [--cores N] [--rounds 3] [--parquet] [--megatron CHECKOUT] [--passes N] [--out RESULT.csv]
     bench/pack.py FOLDER --python PYTHON ...    with a Python that has bench/requirements-pack.txt in place of a venv

@@ -29,7 +29,8 @@ static const Option rows[] = {
     BOOL_OPTION(search, "true",
         "also choose batch.sequences, recompute, and each of layout.tp, pp, cp and ep that is 1; false: use the configuration's"),
     BOOL_OPTION(simulate, "false", "also execute a step of all ranks on a virtual clock, and check the order of their collectives"),
-    STRING_OPTION(topology, "", "", "YAML of the cluster's links and network, a slow node and a lost rank (docs/forecast.md)"),
+    STRING_OPTION(topology, "", "",
+        "YAML of the cluster's nodes, links and network; with simulate=true also a slow node and a lost rank (docs/forecast.md)"),
     STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, to replace the rates of the built-in table"),
 };
 #undef FIELD

@@ -119,7 +119,7 @@ static void a_wrong_setting_is_not_tried_again(void **state) {
 }
 
 /* As after a collective without device memory. */
-static void memory_that_is_lacking_is_not_asked_for_again(void **state) {
+static void a_lack_of_memory_restarts_nothing(void **state) {
     (void)state;
     ProcessResult result = run("memory", "restarts=3");
     expect(&result, ERROR_MEMORY, "rank 1 ran out of memory (exit code 4): a restart would not help");
@@ -343,7 +343,7 @@ int main(int argc, char **argv) {
         TEST(failures_without_progress_are_bounded),
         TEST(a_killed_rank_that_is_not_started_again_is_a_lost_one_whichever_it_is),
         TEST(a_wrong_setting_is_not_tried_again),
-        TEST(memory_that_is_lacking_is_not_asked_for_again),
+        TEST(a_lack_of_memory_restarts_nothing),
         TEST(nan_stops_or_goes_back_and_skips_as_configured),
         TEST(a_line_of_output_can_start_all_again_or_stop_them),
         TEST(sigterm_reaches_the_ranks_and_the_run_continues_later),

@@ -137,8 +137,33 @@ static void swap_calls(Trace *trace, int a, int b) {
     trace->calls[b] = kept;
 }
 
-/* Changes the list of rank 3, and demands words of the refusal on every rank. */
-static int run_differing_rank(int kind) {
+static void swap_gather_and_scatter(Trace *trace) {
+    swap_calls(trace, find_call(trace, ALL_GATHER, 0), find_call(trace, REDUCE_SCATTER, 0));
+}
+static void lengthen_scatter(Trace *trace) { trace->calls[find_call(trace, REDUCE_SCATTER, 2)].count += 64; }
+static void lengthen_message(Trace *trace) {
+    TraceCall *call = &trace->calls[find_call(trace, EXCHANGE, 1)];
+    if (call->to >= 0) call->sent++;
+    if (call->from >= 0) call->count++;
+}
+static void drop_last_call(Trace *trace) { trace->call_count--; } /* the only collective of a group of two */
+static void drop_calls_from_a_gather(Trace *trace) { trace->call_count = find_call(trace, ALL_GATHER, 5); }
+
+/* Changes of the list of rank 3, and words of the refusal on every rank. */
+static const struct {
+    const char *name;
+    void (*change)(Trace *trace);
+    const char *words[3];
+} differences[] = {
+    {"order", swap_gather_and_scatter, {"rank 3 issues reduce_scatter", "rank 2 issues all_gather"}},
+    {"size", lengthen_scatter, {"rank 3 issues reduce_scatter", "rank 2 issues reduce_scatter"}},
+    {"message", lengthen_message, {"exchange", "rank 3 issues", "rank 1 issues"}},
+    {"last", drop_last_call, {"rank 1 issues all_reduce 'gradients of ends'", "only 1 of its 2 ranks"}},
+    {"rest", drop_calls_from_a_gather, {"issues nothing more"}},
+};
+enum { DIFFERENCES = sizeof differences / sizeof *differences };
+
+static int run_differing_rank(int difference) {
     Error error = {0};
     SCOPED(trace_free) Trace trace = {0};
     SCOPED(session_free) Session session;
@@ -148,50 +173,28 @@ static int run_differing_rank(int kind) {
     demand(session_plan_rank(&session, &config, device_cpu(), comm_rank(comm), comm_size(comm), &error), &error);
     demand(session_rehearse(&session, NULL, 1, &trace, &error), &error);
     demand(trace_agree(&trace, comm, &error), &error);
-    char words[3][64] = {"", "", ""};
-    if (kind == 0) { /* the first two gathers of rows of another size or direction change places */
-        if (comm_rank(comm) == 3) swap_calls(&trace, find_call(&trace, ALL_GATHER, 0), find_call(&trace, REDUCE_SCATTER, 0));
-        snprintf(words[0], sizeof words[0], "rank 3 issues reduce_scatter");
-        snprintf(words[1], sizeof words[1], "rank 2 issues all_gather");
-    } else if (kind == 1) { /* a size */
-        int call = find_call(&trace, REDUCE_SCATTER, 2);
-        if (comm_rank(comm) == 3) trace.calls[call].count += 64;
-        snprintf(words[0], sizeof words[0], "rank 3 issues reduce_scatter");
-        snprintf(words[1], sizeof words[1], "rank 2 issues reduce_scatter");
-    } else if (kind == 2) { /* the size of a message between stages */
-        int call = find_call(&trace, EXCHANGE, 1);
-        if (comm_rank(comm) == 3 && trace.calls[call].to >= 0) trace.calls[call].sent++;
-        if (comm_rank(comm) == 3 && trace.calls[call].from >= 0) trace.calls[call].count++;
-        snprintf(words[0], sizeof words[0], "exchange");
-        snprintf(words[1], sizeof words[1], "rank 3 issues");
-        snprintf(words[2], sizeof words[2], "rank 1 issues");
-    } else if (kind == 3) { /* the last collective of a group of two, the only one there */
-        if (comm_rank(comm) == 3) trace.call_count--;
-        snprintf(words[0], sizeof words[0], "rank 1 issues all_reduce 'gradients of ends'");
-        snprintf(words[1], sizeof words[1], "only 1 of its 2 ranks");
-    } else { /* the rest of a group's list */
-        int call = find_call(&trace, ALL_GATHER, 5);
-        if (comm_rank(comm) == 3) trace.call_count = call;
-        snprintf(words[0], sizeof words[0], "issues nothing more");
-    }
+    if (comm_rank(comm) == 3) differences[difference].change(&trace);
     assert_false(trace_agree(&trace, comm, &error));
     assert_int_equal(error.code, ERROR_USAGE);
-    for (int i = 0; i < 3; i++)
-        if (!strstr(error.message, words[i])) fail_msg("kind %d: %s lacks %s", kind, error.message, words[i]);
+    for (int i = 0; i < 3; i++) {
+        const char *words = differences[difference].words[i];
+        if (words && !strstr(error.message, words)) fail_msg("%s: %s lacks %s", differences[difference].name, error.message, words);
+    }
     comm_close(comm);
     return 0;
 }
 
 static void lists_that_differ_are_refused_with_the_first_difference(void **state) {
     (void)state;
-    static const char *const kinds[] = {"0", "1", "2", "3", "4"};
-    for (int i = 0; i < 5; i++) run_over_tcp(differing.ranks, kinds[i]);
+    for (int i = 0; i < DIFFERENCES; i++) run_over_tcp(differing.ranks, differences[i].name);
 }
 
 static int run_role(const char *role) {
     for (int i = 0; i < CASES; i++)
         if (!strcmp(role, cases[i].name)) return run_rank(&cases[i]);
-    return run_differing_rank(atoi(role));
+    for (int i = 0; i < DIFFERENCES; i++)
+        if (!strcmp(role, differences[i].name)) return run_differing_rank(i);
+    return 1;
 }
 
 int main(int count, char **arguments) {

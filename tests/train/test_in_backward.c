@@ -115,7 +115,7 @@ static void ranks_reduce_a_bucket_before_they_update_it(void **state) {
 }
 
 /* A shard is updated from the slot in which its bucket was reduced: the bits are those of sums that every rank holds. */
-static void ranks_that_share_gradients_update_their_shards_from_the_slots(void **state) {
+static void ranks_that_shard_gradients_update_their_shards_from_the_slots(void **state) {
     (void)state;
     if (!has_mpi()) skip();
     check_ranks(2, ZAYA "batch.tokens=256 layout.zero=2");
@@ -132,7 +132,7 @@ static void ranks_that_share_gradients_update_their_shards_from_the_slots(void *
 #define SHARES "optimizer.clip=0 batch.tokens=512 steps=12 eval.every=6 "
 
 /* What one process learns by sums of four microbatches, four ranks learn without them. */
-static void ranks_that_share_gradients_learn_what_one_process_learns(void **state) {
+static void ranks_that_shard_gradients_learn_what_one_process_learns(void **state) {
     (void)state;
     static const struct {
         const char *model, *layout;
@@ -150,7 +150,7 @@ static void ranks_that_share_gradients_learn_what_one_process_learns(void **stat
     }
 }
 
-static void a_sharded_run_goes_on_bit_for_bit_and_in_other_layouts(void **state) {
+static void a_sharded_run_resumes_bit_for_bit_and_in_other_layouts(void **state) {
     (void)state;
     static const char settings[] = SHARES LLAMA "model.kv_heads=2 optimizer.name=muon checkpoint.every=3 checkpoint.keep=100 ";
     static const struct {
@@ -286,9 +286,9 @@ int main(void) {
         EACH_ISA(TRAIN_TEST(adapters_are_updated_within_too)),
         EACH_ISA(TRAIN_TEST(rows_without_a_gradient_decay)),
         TRAIN_TEST(ranks_reduce_a_bucket_before_they_update_it),
-        TRAIN_TEST(ranks_that_share_gradients_update_their_shards_from_the_slots),
-        TRAIN_TEST(ranks_that_share_gradients_learn_what_one_process_learns),
-        TRAIN_TEST(a_sharded_run_goes_on_bit_for_bit_and_in_other_layouts),
+        TRAIN_TEST(ranks_that_shard_gradients_update_their_shards_from_the_slots),
+        TRAIN_TEST(ranks_that_shard_gradients_learn_what_one_process_learns),
+        TRAIN_TEST(a_sharded_run_resumes_bit_for_bit_and_in_other_layouts),
         TRAIN_TEST(a_killed_run_goes_on_bit_for_bit_with_or_without),
         TRAIN_TEST(a_step_without_a_finite_loss_is_left_out),
         TRAIN_TEST(a_step_whose_gradients_break_ends_the_run_unsaved),

@@ -5,7 +5,7 @@
 #include "support/mentions.h"
 #include "support/train_run.h"
 
-/* Behind TINY. Buckets of 10 KiB, so that the tiny models have several. */
+/* Follow TINY. Buckets of 10 KiB, so that the tiny models have several. */
 #define FEW "steps=3 schedule.warmup=0 batch.tokens=128 layout.bucket_mb=0.01 eval.sample_tokens=0 data.valid_fraction=0 threads=1 device=%s "
 #define LLAMA "model.family=llama model.experts=0 model.width=64 model.heads=4 model.kv_heads=2 model.ffn=96 "
 #define WITHIN "optimizer.in_backward=true optimizer.clip=0 "
@@ -47,7 +47,7 @@ static void adapters_have_the_same_bits(void **state) {
 }
 
 /* The setting may change from start to start, as nothing that is stored depends on it. */
-static void a_run_goes_on_with_or_without(void **state) {
+static void a_run_resumes_with_and_without_offload(void **state) {
     (void)state;
     static const char *const ways[] = {"none", "optimizer"};
     train_good(FEW "run=whole precision=bf16 checkpoint.every=1", gpu());
@@ -106,7 +106,7 @@ int main(void) {
         TRAIN_TEST(every_optimizer_has_the_same_bits),
         TRAIN_TEST(updates_within_the_backward_pass_have_the_same_bits),
         TRAIN_TEST(adapters_have_the_same_bits),
-        TRAIN_TEST(a_run_goes_on_with_or_without),
+        TRAIN_TEST(a_run_resumes_with_and_without_offload),
         TRAIN_TEST(a_killed_run_goes_on_bit_for_bit),
         TRAIN_TEST(the_plan_counts_what_is_in_host_memory),
         TRAIN_TEST(a_cpu_says_that_it_has_no_effect),
