@@ -18,5 +18,6 @@ QuantizedPlace quantized_whole(const Executor *executor, const Parameter *p);
  * of the result. ERROR_NUMERICS if one is not finite. */
 bool quantized_put(const Executor *executor, const Parameter *p, const QuantizedPlace *place, const float *values, Error *error);
 /* Fills all quantized matrices with the repeated quantized values of some normal numbers, so that a
- * model that is not loaded, as in benchmarks, computes with finite numbers. */
+ * model that is not loaded, as in benchmarks, computes with finite numbers. `place_of` returns what the
+ * rank holds of a parameter's matrix. */
 void quantized_fill(const Executor *executor, QuantizedPlace (*place_of)(const void *context, int parameter), const void *context);

@@ -427,7 +427,7 @@ QuantizedPlace session_quantized_place(const Session *session, int parameter) {
         held_of_packed(session, bucket, at->scales, graph_bytes(graph, p->scales))};
 }
 
-/* A PLACE_OF of quantized_fill. */
+/* For quantized_fill. */
 static QuantizedPlace place_of_quantized(const void *session, int parameter) { return session_quantized_place(session, parameter); }
 
 /* Gives frozen parameters their initial values, for a model that is not loaded. */
