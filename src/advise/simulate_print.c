@@ -120,7 +120,7 @@ static void print_slow(const SimulatedRun *simulation, const Topology *topology,
 static void print_lost(const SimulatedRun *simulation, const Config *config, const Cluster *cluster, const Topology *topology, FILE *file) {
     char bytes[32], sum[32], rank[96];
     if (topology->lost.rank < 0) return;
-    double steps = topology->lost.step >= 0 ? (double)topology->lost.step : (double)config->checkpoint.every / 2;
+    double steps = topology_repeated_steps(topology, config->checkpoint.every, config->steps);
     double local = (double)int_min(cluster->per_node, cluster->gpus), state = local * simulation->state;
     double reading = state / (1e9 * topology->storage), again = steps * simulation->step.step;
     double all = topology->lost.detect + topology->lost.start + reading + again;

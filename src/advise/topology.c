@@ -22,7 +22,8 @@ static const Option rows[] = {
     INT_OPTION(slow.node, "-1", -1, 1000000, "", "index of a slow node; -1: none"),
     REAL_OPTION(slow.factor, "1.1", 1, 100, "", "its compute time over that of other nodes"),
     INT_OPTION(lost.rank, "-1", -1, 1000000, "", "a rank that is lost; -1: none"),
-    INT_OPTION(lost.step, "-1", -1, 1e9, "steps", "from the checkpoint to the loss; -1: half of checkpoint.every"),
+    INT_OPTION(
+        lost.step, "-1", -1, 1e9, "steps", "from the checkpoint to the loss; -1: half of checkpoint.every, or of all steps without it"),
     REAL_OPTION(lost.detect, "60", 0, 1e5, "seconds", "until a lost rank is noticed; 60: a node that vanishes, 1: a process that dies"),
     REAL_OPTION(lost.start, "30", 0, 1e5, "seconds", "to start all processes, their GPUs and groups again"),
     REAL_OPTION(storage, "2", 0.001, 1e5, "GB/s", "rate at which a node reads a checkpoint while all nodes read"),
@@ -57,6 +58,11 @@ bool topology_read(Topology *topology, const char *path, Cluster *cluster, Error
     double cards = topology->network.cards ? (double)topology->network.cards : (double)cluster->per_node;
     hardware->network = card * cards / (double)cluster->per_node;
     return check_named_ranks(topology, path, cluster, error);
+}
+
+double topology_repeated_steps(const Topology *topology, int64_t every, int64_t steps) {
+    if (topology->lost.step >= 0) return (double)topology->lost.step;
+    return (double)(every > 0 && every < steps ? every : steps) / 2;
 }
 
 double topology_message_seconds(const Topology *topology, const Cluster *cluster, int64_t from, int64_t to, double bytes) {

@@ -24,7 +24,7 @@ typedef struct Topology {
         double factor; /* its compute time over that of other nodes */
     } slow;
     struct {
-        int64_t rank, step;   /* -1: none; steps since the last checkpoint, -1: half of checkpoint.every */
+        int64_t rank, step;   /* -1: none; steps since the last checkpoint, -1: as topology_repeated_steps says */
         double detect, start; /* seconds until the loss is noticed; of starting the processes again */
     } lost;
     double storage; /* GB/s that a node reads of checkpoints */
@@ -36,5 +36,8 @@ extern const OptionTable topology_table;
  * links. ERROR_USAGE. */
 bool topology_read(Topology *topology, const char *path, Cluster *cluster, Error *error);
 
+/* Returns the steps that a run repeats after the loss: the given ones, or on average half of those
+ * between two checkpoints. With every=0 there is one checkpoint, after all `steps`. */
+double topology_repeated_steps(const Topology *topology, int64_t every, int64_t steps);
 /* Returns the seconds that a message of `bytes` takes from rank `from` to rank `to`. */
 double topology_message_seconds(const Topology *topology, const Cluster *cluster, int64_t from, int64_t to, double bytes);

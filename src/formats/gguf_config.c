@@ -309,9 +309,10 @@ static bool check_windows(const ModelConfig *c, const GgufClass *gguf, Error *er
     for (int64_t i = 0; i < c->layers; i++)
         if ((model_has_window(c, i) != 0) != gguf_has_window(gguf, i))
             return error_set(error, ERROR_USAGE,
-                "model.window=%lld, model.window_period=%lld: llama.cpp's %s has a window in all layers but every %lldth: export a folder "
+                "model.window=%lld, model.window_period=%lld: llama.cpp's %s has a window in all layers but every %lld%s: export a folder "
                 "instead",
-                (long long)c->window, (long long)c->window_period, gguf->architecture, (long long)gguf->window_period);
+                (long long)c->window, (long long)c->window_period, gguf->architecture, (long long)gguf->window_period,
+                gguf->window_period == 2 ? "nd" : "th");
     return true;
 }
 

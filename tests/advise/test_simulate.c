@@ -377,6 +377,17 @@ static void a_slow_node_and_slow_links_make_all_ranks_wait(void **state) {
     unlink(path);
 }
 
+/* With checkpoint.every=0, only the end of a run is saved, so a loss repeats half of the run on average. */
+static void a_lost_rank_repeats_the_steps_since_a_checkpoint(void **state) {
+    (void)state;
+    Topology topology = {.lost = {.rank = 3, .step = -1}};
+    assert_true(topology_repeated_steps(&topology, 200, 700) == 100);
+    assert_true(topology_repeated_steps(&topology, 0, 700) == 350);
+    assert_true(topology_repeated_steps(&topology, 200, 31) == 15.5);
+    topology.lost.step = 7;
+    assert_true(topology_repeated_steps(&topology, 0, 700) == 7);
+}
+
 static void wrong_topologies_are_refused(void **state) {
     (void)state;
     static const char *const texts[] = {
@@ -408,6 +419,7 @@ int main(void) {
         cmocka_unit_test(planted_faults_of_one_rank_are_found_and_named),
         cmocka_unit_test(two_gpus_take_the_time_that_was_measured),
         cmocka_unit_test(a_slow_node_and_slow_links_make_all_ranks_wait),
+        cmocka_unit_test(a_lost_rank_repeats_the_steps_since_a_checkpoint),
         cmocka_unit_test(wrong_topologies_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -510,7 +510,7 @@ static void settings_that_an_architecture_of_llama_cpp_lacks_are_refused(void **
         const char *const *settings;
         const char *change, *part;
     } changes[] = {
-        {gemma2, "model.window_period=3", "model.window_period=3 every 2th"},
+        {gemma2, "model.window_period=3", "model.window_period=3 every 2nd"},
         {gemma2, "model.window=0", "model.window=0 has a window"},
         {gemma2, "model.tied=false", "model.tied=false gemma2"},
         {gemma2, "model.score_cap=0", "model.score_cap=0"},
