@@ -30,7 +30,7 @@ static const Option rows[] = {
         "also choose batch.sequences, recompute, and each of layout.tp, pp, cp and ep that is 1; false: use the configuration's"),
     BOOL_OPTION(simulate, "false", "also execute a step of all ranks on a virtual clock, and check the order of their collectives"),
     STRING_OPTION(topology, "", "",
-        "YAML of the cluster's nodes, links and network; with simulate=true also a slow node and a lost rank (docs/forecast.md)"),
+        "YAML of the cluster's nodes, links and network; for simulate=true also a slow node and a lost rank (docs/forecast.md)"),
     STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, to replace the rates of the built-in table"),
 };
 #undef FIELD
@@ -87,6 +87,9 @@ static bool run_forecast(Invocation *invocation, Error *error) {
     if (*options->bench) cluster.measured = &measured;
     Topology topology;
     if (!topology_read(&topology, options->topology, &cluster, error)) return false;
+    if (!options->simulate && (topology.slow.node >= 0 || topology.lost.rank >= 0))
+        return error_set(error, ERROR_USAGE, "%s sets %s, which needs a simulation: set simulate=true, or remove it", options->topology,
+            topology.slow.node >= 0 ? "slow.node" : "lost.rank");
     SCOPED(command_page_print) CommandPage page;
     command_page_open(&page);
     bool fits;

@@ -397,6 +397,15 @@ static void a_forecast_of_what_does_not_fit_begins_with_that(void **state) {
     process_free(&result);
 }
 
+static void what_only_a_simulation_computes_is_refused_without_one(void **state) {
+    (void)state;
+    write_text("c.yaml", "model: {family: llama, width: 64, layers: 2, heads: 4}\n");
+    write_text("slow.yaml", "slow: {node: 1, factor: 1.1}\n");
+    write_text("lost.yaml", "lost: {rank: 9}\n");
+    expect("$SMELT forecast c.yaml gpu=mi300x gpus=16 topology=slow.yaml", ERROR_USAGE, "slow.yaml slow.node simulate=true");
+    expect("$SMELT forecast c.yaml gpu=mi300x gpus=16 topology=lost.yaml", ERROR_USAGE, "lost.yaml lost.rank simulate=true");
+}
+
 static void settings_are_read_in_every_spelling_by_train_and_launch(void **state) {
     (void)state;
     expect("$SMELT train " TINY " run=a --stop_at 2 --plan=false && $SMELT show a", 0, "");
@@ -552,6 +561,7 @@ int main(void) {
         cmocka_unit_test(names_of_other_programs_lead_to_commands),
         TRAIN_TEST(independent_mistakes_are_told_together),
         TRAIN_TEST(a_forecast_of_what_does_not_fit_begins_with_that),
+        TRAIN_TEST(what_only_a_simulation_computes_is_refused_without_one),
         TRAIN_TEST(a_mistyped_command_is_answered_with_the_nearest_one),
         TRAIN_TEST(settings_are_read_in_every_spelling_by_train_and_launch),
         TRAIN_TEST(a_launched_training_fits_the_terminal_of_the_launcher),
