@@ -25,16 +25,21 @@ typedef struct ReplayProgram {
     int window;              /* a power of two: a call is complete before the call `window` after it is issued */
 } ReplayProgram;
 
+/* The next collective of a group's stream. */
+typedef struct ReplayNext {
+    int arrived;    /* ranks that have reached it */
+    int first_rank; /* the rank that reached it first, and its call */
+    int first_call;
+    double start; /* when the latest rank reached it */
+} ReplayNext;
+
 /* A group of ranks of the run. */
 typedef struct ReplayGroup {
     int name;
     MeshAxes axes;
     int *ranks, size;
-    int arrived;    /* ranks that have reached the next collective */
-    int first_rank; /* the rank that reached it first, and its call */
-    int first_call;
-    double start;      /* when the latest rank reached it */
-    int64_t completed; /* number of complete collectives */
+    ReplayNext next[2]; /* of the device's stream and of the host's */
+    int64_t completed;  /* number of complete collectives */
 } ReplayGroup;
 
 typedef struct CallTime {
@@ -188,6 +193,10 @@ static const ReplayProgram *find_program(Replay *replay, const Trace *trace) {
 /* -- Failures ------------------------------------------------------------------------------------------------------ */
 
 static const TraceCall *call_at(const Player *player, int call) { return &player->program->trace->calls[call]; }
+/* Returns whether two calls of a group meet: host and device have their own order, except in one queue. */
+static bool same_order(const Replay *replay, const TraceCall *call, const TraceCall *other) {
+    return replay->run->one_queue || call->host == other->host;
+}
 static int stream_of_played_call(const Replay *replay, const Player *player, int call) {
     return stream_of_call(replay->run, player->program, call_at(player, call));
 }
@@ -222,7 +231,8 @@ static int find_missing(const Replay *replay, int rank, int call) {
     if (wanted->operation == EXCHANGE) return group->ranks[wanted->to >= 0 && !stream->sent ? wanted->to : wanted->from];
     for (int i = 0; i < group->size; i++) {
         int other = group->ranks[i], at = blocking_call(replay, other);
-        bool arrived = at >= 0 && replay->players[other].groups[call_at(&replay->players[other], at)->group] == index;
+        const TraceCall *reached = at < 0 ? NULL : call_at(&replay->players[other], at);
+        bool arrived = reached && replay->players[other].groups[reached->group] == index && same_order(replay, wanted, reached);
         if (!arrived) return other;
     }
     return group->ranks[0];
@@ -298,35 +308,39 @@ static void complete_head(Replay *replay, int rank, int stream_number, double st
     make_runnable(replay, rank);
 }
 
+/* Returns the stream on which a rank has arrived at the collective `call` of a group. */
+static int find_arrived(const Replay *replay, int rank, const ReplayGroup *group, const TraceCall *call) {
+    const Player *player = &replay->players[rank];
+    for (int s = 0;; s++) {
+        assert(s < player->program->streams);
+        const PlayerStream *stream = &player->streams[s];
+        const TraceCall *head = stream->arrived ? call_at(player, stream->head) : NULL;
+        if (head && head->operation != EXCHANGE && same_order(replay, call, head) && &replay->groups[player->groups[head->group]] == group)
+            return s;
+    }
+}
+
 static void arrive_collective(Replay *replay, int rank, int stream_number) {
     Player *player = &replay->players[rank];
     const PlayerStream *stream = &player->streams[stream_number];
     const TraceCall *call = call_at(player, stream->head);
     ReplayGroup *group = &replay->groups[player->groups[call->group]];
-    if (group->arrived == 0) {
-        group->first_rank = rank;
-        group->first_call = stream->head;
-        group->start = stream->ready;
-    } else if (!trace_calls_agree(call_at(&replay->players[group->first_rank], group->first_call), call)) {
-        refuse_calls(replay, group, rank, stream->head, group->first_rank, group->first_call);
+    ReplayNext *next = &group->next[call->host && !replay->run->one_queue];
+    if (next->arrived == 0) {
+        *next = (ReplayNext){.first_rank = rank, .first_call = stream->head, .start = stream->ready};
+    } else if (!trace_calls_agree(call_at(&replay->players[next->first_rank], next->first_call), call)) {
+        refuse_calls(replay, group, rank, stream->head, next->first_rank, next->first_call);
         return;
     }
-    group->start = fmax(group->start, stream->ready);
-    if (++group->arrived < group->size) return;
+    next->start = fmax(next->start, stream->ready);
+    if (++next->arrived < group->size) return;
     const ReplayTransfer transfer = {player->program->trace, call, group->axes, -1, -1};
-    double end = group->start + transfer_seconds(replay, &transfer);
-    group->arrived = 0;
+    double start = next->start, end = start + transfer_seconds(replay, &transfer);
+    next->arrived = 0;
     group->completed++;
     for (int i = 0; i < group->size; i++) {
-        const Player *other = &replay->players[group->ranks[i]];
-        int number = group->ranks[i] == rank ? stream_number : -1;
-        for (int s = 0; number < 0; s++) {
-            const PlayerStream *candidate = &other->streams[s];
-            if (candidate->arrived && call_at(other, candidate->head)->operation != EXCHANGE &&
-                &replay->groups[other->groups[call_at(other, candidate->head)->group]] == group)
-                number = s;
-        }
-        complete_head(replay, group->ranks[i], number, group->start, end);
+        int number = group->ranks[i] == rank ? stream_number : find_arrived(replay, group->ranks[i], group, call);
+        complete_head(replay, group->ranks[i], number, start, end);
     }
 }
 

@@ -167,6 +167,28 @@ static int message(Trace *trace, int group, int to, int from, int milliseconds) 
                             .sent = to >= 0 ? milliseconds : 0});
 }
 
+/* A rank issues a sum of the host while one of the device in the same group is open, as updates in the backward pass do. */
+static void sums_of_host_and_device_in_one_group_do_not_meet(void **state) {
+    (void)state;
+    Hand hand;
+    open_hand(&hand);
+    for (int rank = 0; rank < HAND_RANKS; rank++) {
+        Trace *trace = &hand.traces[rank];
+        compute(trace, rank < 2 ? 10 : 40);
+        int open = reduce(trace, DP, 20);
+        wait_for(trace,
+            issue(trace, (TraceCall){.name = "bad", .operation = ALL_REDUCE, .group = DP, .count = 5, .host = true, .to = -1, .from = -1}));
+        wait_for(trace, open);
+    }
+    ReplayResult result = replay_good(&hand, 0);
+    expect_milliseconds(result.step, 60);
+    expect_milliseconds(share_of(&result, 0, "dp", ALL_REDUCE)->waiting, 30);
+    expect_milliseconds(share_of(&result, 0, "dp", ALL_REDUCE)->exposed, 20);
+    assert_int_equal(share_of(&result, 0, "dp", ALL_REDUCE)->count, 2);
+    free(result.ranks);
+    close_hand(&hand);
+}
+
 static void a_message_needs_both_ends(void **state) {
     (void)state;
     Hand hand;
@@ -414,6 +436,7 @@ int main(void) {
         cmocka_unit_test(a_rank_waits_for_the_slowest_and_then_for_the_transfer),
         cmocka_unit_test(compute_hides_a_transfer_and_pays_for_it),
         cmocka_unit_test(streams_are_in_order_and_apart),
+        cmocka_unit_test(sums_of_host_and_device_in_one_group_do_not_meet),
         cmocka_unit_test(a_message_needs_both_ends),
         cmocka_unit_test(orders_of_groups_that_deadlock_are_named),
         cmocka_unit_test(planted_faults_of_one_rank_are_found_and_named),
