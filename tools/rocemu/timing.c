@@ -338,7 +338,7 @@ static void simulate(Timing *timing) {
     Shares shares = shares_of(timing);
     bool good = cost && replay.waited && replay.waited_reason && result &&
                 cache_simulate(timing->machine, &timing->die, part.all, &traffic) &&
-                replay_run(timing->machine, cost, part.block, part.blocks, timing->occupancy, &shares, &replay);
+                replay_blocks(timing->machine, cost, part.block, part.blocks, timing->occupancy, &shares, &replay);
     if (good) {
         fill_result(timing, &replay, &traffic, &part, result);
         keep_result(result);
@@ -355,7 +355,7 @@ static void simulate(Timing *timing) {
 void timing_finish(Timing *timing) {
     if (!timing) return;
     if (!timing->launch->failure) simulate(timing);
-    for (int64_t i = 0; i < (int64_t)timing->rounds * timing->occupancy * timing->units; i++) trace_free(&timing->die.block[i]);
+    for (int64_t i = 0; i < (int64_t)timing->rounds * timing->occupancy * timing->units; i++) block_trace_free(&timing->die.block[i]);
     free(timing->die.block);
     free(timing);
 }

@@ -100,7 +100,7 @@ struct BlockTrace {
     int waves;
 };
 bool trace_begin(BlockTrace *block, int waves, const Launch *launch, const Machine *machine);
-void trace_free(BlockTrace *block);
+void block_trace_free(BlockTrace *block);
 
 /* -- Caches -------------------------------------------------------------------------------------------------------- */
 
@@ -147,7 +147,7 @@ typedef struct Replay {
 } Replay;
 /* Runs workgroups, `slots` at a time, on one compute unit. `cost` and `waited` have a row for each slot of the program.
  * False: out of memory, or traces without an end. */
-bool replay_run(
+bool replay_blocks(
     const Machine *machine, const Cost *cost, BlockTrace *const *block, int blocks, int slots, const Shares *shares, Replay *replay);
 
 /* -- Results ------------------------------------------------------------------------------------------------------- */

@@ -364,7 +364,7 @@ static bool run(Processor *p) {
     return true;
 }
 
-bool replay_run(
+bool replay_blocks(
     const Machine *machine, const Cost *cost, BlockTrace *const *block, int blocks, int slots, const Shares *shares, Replay *replay) {
     Processor p = {.machine = machine, .cost = cost, .replay = replay, .block = block, .blocks = blocks, .slots = slots};
     for (int level = LEVEL_L2; level < LEVELS; level++)

@@ -15,7 +15,7 @@ bool trace_begin(BlockTrace *block, int waves, const Launch *launch, const Machi
 
 WaveTrace *timing_wave(BlockTrace *block, int wave) { return &block->wave[wave]; }
 
-void trace_free(BlockTrace *block) {
+void block_trace_free(BlockTrace *block) {
     for (int i = 0; i < block->waves; i++) {
         free(block->wave[i].run);
         free(block->wave[i].value);
