@@ -384,6 +384,7 @@ static void expect_write_strides(int lane, const u32 *x, u32 *out) {
     (void)lane, out[0] = x[1], out[1] = x[0], out[2] = x[2], out[3] = x[3];
 }
 static void expect_write_two(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[2], out[1] = x[3], out[2] = x[0], out[3] = x[1]; }
+static void expect_read_half(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[1] >> 16, out[1] = x[0] & 0xffff; }
 static void expect_add(int lane, const u32 *x, u32 *out) { (void)lane, out[1] = x[0], out[2] = x[0] + x[1]; }
 static void expect_accumulators(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[0], out[1] = 7; }
 static void expect_write_lane(int lane, const u32 *x, u32 *out) { out[0] = lane == 9 ? 5 : x[0]; }
@@ -423,7 +424,8 @@ static void loads_and_stores_of_every_form_move_what_they_say(void **state) {
         void (*expect)(int lane, const u32 *x, u32 *out);
         bool gfx950;
     } moves[] = {{"lds_read_pairs", expect_read_pairs}, {"lds_write_pairs", expect_write_pairs},
-        {"lds_write_strides", expect_write_strides}, {"lds_write_two", expect_write_two}, {"lds_add", expect_add},
+        {"lds_write_strides", expect_write_strides}, {"lds_write_two", expect_write_two}, {"lds_write_two_strides", expect_write_two},
+        {"lds_read_two", expect_write_two}, {"lds_read_half", expect_read_half}, {"lds_add", expect_add},
         {"accumulators", expect_accumulators}, {"write_lane", expect_write_lane}, {"buffer_read", expect_buffer},
         {"buffer_write", expect_buffer_write}, {"store_three", expect_store_three}, {"scalar_read", expect_scalar},
         {"branch_on_vcc", expect_branches}, {"halves", expect_halves}, {"bytes", expect_bytes},

@@ -30,6 +30,10 @@ MOVES(lds_write_strides, "ds_write2st64_b32 v29, v24, v25 offset1:1\n ds_read2st
                          "ds_write_b64 v28, v[26:27] offset:1024\n ds_read_b64 v[22:23], v28 offset:1024")
 MOVES(
     lds_write_two, "ds_write2_b64 v28, v[26:27], v[24:25] offset1:128\n ds_read_b64 v[20:21], v28\n ds_read_b64 v[22:23], v28 offset:1024")
+MOVES(lds_write_two_strides,
+    "ds_write2st64_b64 v28, v[24:25], v[26:27] offset1:2\n ds_read_b64 v[20:21], v28 offset:1024\n ds_read_b64 v[22:23], v28")
+MOVES(lds_read_two, "ds_write_b128 v28, v[24:27]\n ds_read2_b64 v[20:23], v28 offset0:1")
+MOVES(lds_read_half, "ds_write_b128 v28, v[24:27]\n ds_read_u16 v20, v28 offset:6\n ds_read_u16 v21, v28")
 MOVES(lds_add, "ds_add_rtn_u32 v20, v28, v24\n ds_add_rtn_u32 v21, v28, v25\n ds_add_rtn_u32 v22, v28, v23")
 MOVES(accumulators, "v_accvgpr_write_b32 a1, v24\n v_accvgpr_mov_b32 a2, a1\n v_accvgpr_write_b32 a3, 7\n v_accvgpr_read_b32 v20, a2\n "
                     "v_accvgpr_read_b32 v21, a3")
