@@ -95,8 +95,8 @@ class Training:
 
     def wait(self, timeout: Optional[float] = None) -> Run:
         """Waits for the end, and returns the run. Raises `Paused` if a signal from elsewhere stopped the training, and `Error` if it failed."""
-        try:
-            code = self._process.wait(timeout)
+        try:  # with a timeout, Popen polls: a signal that arrives just before a blocking waitpid would be handled only after it
+            code = self._process.wait(threading.TIMEOUT_MAX if timeout is None else timeout)
         except KeyboardInterrupt:
             self.stop()
             self._process.wait()

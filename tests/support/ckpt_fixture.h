@@ -60,11 +60,22 @@ static inline int fixture_setup(void **state) {
     return 0;
 }
 
+/* Prints the messages of fail_msg, which the log has. */
+static inline void fixture_print_failure(const Fixture *fixture) {
+    char *path = memory_format("%s/log", fixture->folder), line[4096];
+    FILE *log = fopen(path, "re");
+    while (log && fgets(line, sizeof line, log))
+        if (strncmp(line, "ERROR: ", 7) == 0) fputs(line, stderr);
+    if (log) fclose(log);
+    free(path);
+}
+
 static inline int fixture_teardown(void **state) {
     Fixture *fixture = *state;
     fflush(stderr);
     dup2(fixture->old_stderr, STDERR_FILENO);
     close(fixture->old_stderr);
+    fixture_print_failure(fixture);
     Error error = {0};
     umount2(fixture->run, MNT_DETACH); /* fails where nothing is mounted, and that is fine */
     bool removed = file_remove(fixture->folder, &error);
