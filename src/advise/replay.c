@@ -15,7 +15,7 @@
 
 enum { MOST_STREAMS = 32, SHARED_STREAM = 0, HOST_STREAM = 1, FIRST_OWN_STREAM = 2, MEETING = -2, NOTHING = -1 };
 
-/* What is computed once per trace; ranks may share a trace. */
+/* Tables of a trace, computed once even if ranks share it. */
 typedef struct ReplayProgram {
     const Trace *trace;
     int streams;

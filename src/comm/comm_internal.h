@@ -126,7 +126,7 @@ typedef struct CommEngine {
     Device *device;
     struct Nccl *nccl;        /* NULL: the worker runs all collectives */
     Trace *trace;             /* records all collectives, in a rehearsal or for a test; NULL: none */
-    bool rehearsal;           /* collectives are recorded and do nothing else: there is no transport and no worker */
+    bool rehearsal;           /* collectives are only recorded: the engine has no transport and no worker */
     _Atomic(uint32_t *) stop; /* CommWindows.stop of all groups; NULL: no group has windows */
 } CommEngine;
 

@@ -237,7 +237,7 @@ typedef struct ResumeConfig { const char *accept; } ResumeConfig;
 /* recompute=auto, before a run's memory is known (session/fit.h). */
 enum { RECOMPUTE_AUTO = 4 };
 
-/* What is kept in host memory while it is not in use. */
+/* Data that host memory holds between its uses. */
 typedef enum OffloadChoice { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
 typedef enum PlanChoice { PLAN_NONE, PLAN_PAGE, PLAN_PROGRAM } PlanChoice;
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;

@@ -81,22 +81,14 @@ static void put_gguf(GgufWriter *writer, const ModelConfig *c) {
 
 static const GgufRow gguf_rows[] = {
     {"feed_forward_length", ROW_READ, 0, false, NULL},
-    {"expert_feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "moe_intermediate_size"},
-    {"expert_count", ROW_INTEGER, GGUF_AT(experts), true, "n_routed_experts"},
-    {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"},
-    {"expert_shared_count", ROW_INTEGER, GGUF_AT(shared_experts), true, "n_shared_experts"},
-    {"expert_weights_scale", ROW_REAL, GGUF_AT(gate_scale), false, "routed_scaling_factor"},
-    {"expert_weights_norm", ROW_BOOLEAN, GGUF_AT(renormalise), false, "norm_topk_prob"},
-    {"expert_gating_func", ROW_READ, 0, false, NULL},
+    GGUF_SHARED_EXPERT_ROWS,
     {"leading_dense_block_count", ROW_READ, 0, false, NULL},
     {"nextn_predict_layers", ROW_READ, 0, false, NULL},
     {NULL, ROW_READ, 0, false, NULL},
 };
 static const GgufName gguf_names[] = {
     {"post_attention_layernorm.", "post_attention_norm."},
-    {"mlp.shared_experts.gate_proj.", "ffn_gate_shexp."},
-    {"mlp.shared_experts.up_proj.", "ffn_up_shexp."},
-    {"mlp.shared_experts.down_proj.", "ffn_down_shexp."},
+    GGUF_SHARED_EXPERT_NAMES,
     {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias"},
     {NULL, NULL},
 };

@@ -296,6 +296,19 @@ void gguf_put_scores(GgufWriter *writer, const ModelConfig *model);
 /* Reads and writes the width and the number of leading layers without experts. */
 bool gguf_read_dense(const GgufKeys *keys);
 void gguf_put_dense(GgufWriter *writer, const ModelConfig *model);
+/* Rows of classes with shared experts beside the chosen ones. */
+#define GGUF_SHARED_EXPERT_ROWS \
+    {"expert_feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "moe_intermediate_size"}, \
+    {"expert_count", ROW_INTEGER, GGUF_AT(experts), true, "n_routed_experts"}, \
+    {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"}, \
+    {"expert_shared_count", ROW_INTEGER, GGUF_AT(shared_experts), true, "n_shared_experts"}, \
+    {"expert_weights_scale", ROW_REAL, GGUF_AT(gate_scale), false, "routed_scaling_factor"}, \
+    {"expert_weights_norm", ROW_BOOLEAN, GGUF_AT(renormalise), false, "norm_topk_prob"}, \
+    {"expert_gating_func", ROW_READ, 0, false, NULL}
+#define GGUF_SHARED_EXPERT_NAMES \
+    {"mlp.shared_experts.gate_proj.", "ffn_gate_shexp."}, \
+    {"mlp.shared_experts.up_proj.", "ffn_up_shexp."}, \
+    {"mlp.shared_experts.down_proj.", "ffn_down_shexp."}
 /* Refuses Llama 3's RoPE scaling, which llama.cpp does not read for this class. ERROR_USAGE. */
 bool gguf_check_scaling(const ModelConfig *model, Error *error);
 bool gguf_key_refuse(const GgufKeys *keys, const char *key, const char *reason);

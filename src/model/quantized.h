@@ -9,9 +9,9 @@ typedef struct HeldBytes {
     int64_t first, count;
     void *to;
 } HeldBytes;
-/* What a rank holds of the quantized values and of the scales of a matrix. */
+/* The quantized values and scales of a matrix that a rank holds. */
 typedef struct QuantizedPlace { HeldBytes values, scales; } QuantizedPlace;
-/* Returns the place of a matrix of which the executor's rank holds all. */
+/* Returns the place of a matrix that the executor's rank holds whole. */
 QuantizedPlace quantized_whole(const Executor *executor, const Parameter *p);
 
 /* Quantizes the values of parameter `p`, [count] in fp32 on the host, and writes what the rank holds

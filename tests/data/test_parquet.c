@@ -603,7 +603,7 @@ static void pages_that_lie_are_refused(void **state) {
     }
 }
 
-/* A short page may stand for many long texts, of which a block has few at a time. In the dictionary, one long text is among
+/* A short page may stand for many long texts; a block has few of them at a time. In the dictionary, one long text is among
  * many empty ones, so a block gets many rows that all have the long one. */
 static void a_page_of_few_bytes_and_many_texts_is_read_in_parts(void **state) {
     (void)state;

@@ -118,7 +118,7 @@ static void a_wrong_setting_is_not_tried_again(void **state) {
     process_free(&result);
 }
 
-/* As after a collective without device memory. */
+/* A rank ends with the code of a collective without device memory. */
 static void a_lack_of_memory_restarts_nothing(void **state) {
     (void)state;
     ProcessResult result = run("memory", "restarts=3");

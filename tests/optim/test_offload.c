@@ -87,7 +87,7 @@ static void queue_work(DeviceStream *stream, QueuedWork work) {
     if (stream->first == stream->end) stream->first = stream->end = 0;
     assert_true(stream->end < MOST_QUEUED);
     stream->work[stream->end++] = work;
-    /* What waits for late work of the other stream stays queued. */
+    /* Work stays queued if it waits for late work of the other stream. */
     if (stream->eager && !(work.awaits && work.awaits->done < (int)work.bytes) && stream->end - stream->first == 1) work_off(stream, NULL);
 }
 

@@ -131,7 +131,7 @@ static void ranks_that_shard_gradients_update_their_shards_from_the_slots(void *
 
 #define SHARES "optimizer.clip=0 batch.tokens=512 steps=12 eval.every=6 "
 
-/* What one process learns by sums of four microbatches, four ranks learn without them. */
+/* Four ranks with a microbatch each learn the same as one process that sums four microbatches. */
 static void ranks_that_shard_gradients_learn_what_one_process_learns(void **state) {
     (void)state;
     static const struct {

@@ -93,8 +93,8 @@ INLINE void add_lines(Vector *sums, const NarrowBlock *at, int rows) {
     }
 }
 #else
-/* Adds the products of a square with `left` k, each in a vector of its own or, if the kernel splits
- * bf16 pairs, two in one vector. */
+/* Adds the products of a square with `left` k. A vector has one k, or two if the kernel splits bf16
+ * pairs. */
 INLINE void add_square(Vector *sums, const NarrowBlock *at, const Sum *a, const Vector *square, int64_t left, int rows) {
     const bool halves = at->bf16 && !PAIRS;
     UNROLL for (int j = 0; j < LANES; j++) {

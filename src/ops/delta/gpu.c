@@ -79,15 +79,16 @@ KERNEL(delta_number, DeltaArguments) {
 /* With A = L diag(beta) and T = (I + A)^-1, M = (I - T) V + T c K S: stores own = (I - T) V and solved = T c K. */
 KERNEL(delta_chunks, DeltaArguments) {
     LOCAL bf16 *keys = delta_tiles, *values = keys + TILE_ELEMENTS, *square = values + TILE_ELEMENTS;
-    LOCAL float *matrix = (LOCAL float *)(square + SQUARE_ELEMENTS);
-    LOCAL DeltaNumbers *n = (LOCAL DeltaNumbers *)(matrix + CHUNK * MATRIX_ROW);
+    const ChunkSystem system = chunk_system(square);
+    LOCAL float *matrix = system.matrix;
+    LOCAL DeltaNumbers *n = system.numbers;
     const ChunkPlace p = chunk_place(&a, block_z(), block_y(), block_x());
     Source of_keys = chunk_keys(&a, &p), of_values = chunk_values(&a, &p);
     numbers_load(n, &a, p.index);
     tile_load(keys, WIDTH, CHUNK, CHUNK_THREADS, &of_keys);
     tile_load(values, WIDTH, CHUNK, CHUNK_THREADS, &of_values);
     barrier();
-    Accumulator products, sums[WIDE_BLOCKS];
+    Accumulator products;
     accumulator_clear(&products);
     multiply_rows(&products, keys, keys, WIDTH);
     FOR_SUM_ROWS(r) FOR_COLUMNS(c) {
@@ -96,21 +97,12 @@ KERNEL(delta_chunks, DeltaArguments) {
         matrix[i * MATRIX_ROW + j] = factor * accumulator_get(&products, r, c);
     }
     invert_matrix(matrix);
-    square_put(square, matrix, n, OF_CARRIED_KEYS);
+    store_solution(a.solved + p.index * TILE_ELEMENTS, &system, OF_CARRIED_KEYS, false, keys);
     barrier();
-    wide_clear(sums);
-    multiply_square(sums, square, false, keys);
-    store_wide(a.solved + p.index * TILE_ELEMENTS, sums);
-    barrier();
-    square_put(square, matrix, n, OF_OTHERS);
-    barrier();
-    wide_clear(sums);
-    multiply_square(sums, square, false, values);
-    store_wide(a.own + p.index * TILE_ELEMENTS, sums);
+    store_solution(a.own + p.index * TILE_ELEMENTS, &system, OF_OTHERS, false, values);
 }
 
-/* What a lane of a scan reads of a chunk: its elements of own and of V, in pairs. */
-enum { SUM_LANE_ROWS = SUM_ROWS == MMA ? LANE_ROWS : LANE_ROWS / 2, PAIRS = LANE_COLUMNS / 2 };
+/* The elements of own and of V that a lane of a scan reads of a chunk, in pairs. */
 typedef struct ScanRows {
     uint32_t own[SUM_LANE_ROWS][PAIRS], values[SUM_LANE_ROWS][PAIRS];
     int first; /* column of the block */

@@ -1,4 +1,4 @@
-/* What the GPU kernels of the gated delta rule share: arguments, scratch, and products of chunks of 64 tokens (formulas in
+/* Shared by the GPU kernels of the gated delta rule: arguments, scratch, and products of chunks of 64 tokens (formulas in
  * rule.c). Matrix cores multiply x itself in bf16; its lengths, betas and decays are fp32 factors of rows and columns.
  * Channels are padded to WIDTH and rows to CHUNK, with zeros. A chunk of a head has number chunk_index in arrays of
  * chunks. Owns no memory. */
@@ -202,7 +202,7 @@ INLINE void invert_matrix(LOCAL float *matrix) {
     for (int size = 16; size < CHUNK; size *= 2) invert_pairs(matrix, size);
 }
 
-/* What square_put stores of an inverse T: c_j T_ij / |k_j|; I - T; T; or d_i T_ij / |k_i|. */
+/* The multiple of an inverse T that square_put stores: c_j T_ij / |k_j|; I - T; T; or d_i T_ij / |k_i|. */
 enum { OF_CARRIED_KEYS, OF_OTHERS, OF_ALL, OF_LEFT_KEYS };
 INLINE float square_factor(LOCAL const DeltaNumbers *n, int kind, int i, int j) {
     if (kind == OF_CARRIED_KEYS) return decay_carried(n, j) * n->key[j];
@@ -218,7 +218,33 @@ INLINE void square_put(LOCAL bf16 *halves, LOCAL const float *matrix, LOCAL cons
     }
 }
 
+/* Shared memory for the triangular system of a chunk. */
+typedef struct ChunkSystem {
+    LOCAL bf16 *square;
+    LOCAL float *matrix;
+    LOCAL DeltaNumbers *numbers;
+} ChunkSystem;
+
+/* Returns the system in the shared memory from `square` on. */
+INLINE ChunkSystem chunk_system(LOCAL bf16 *square) {
+    LOCAL float *matrix = (LOCAL float *)(square + SQUARE_ELEMENTS);
+    return (ChunkSystem){square, matrix, (LOCAL DeltaNumbers *)(matrix + CHUNK * MATRIX_ROW)};
+}
+
+/* Stores the product of a tile and a multiple of the inverse, or of its transpose. Overwrites the square. */
+INLINE void store_solution(bf16 GLOBAL *to, const ChunkSystem *system, const int kind, const bool transposed, LOCAL const bf16 *tile) {
+    Accumulator sums[WIDE_BLOCKS];
+    square_put(system->square, system->matrix, system->numbers, kind);
+    barrier();
+    wide_clear(sums);
+    multiply_square(sums, system->square, transposed, tile);
+    store_wide(to, sums);
+}
+
 /* -- Scans of states ------------------------------------------------------------------------------------------------ */
+
+/* Rows, and pairs of columns, of a chunk that a lane of a scan reads. */
+enum { SUM_LANE_ROWS = SUM_ROWS == MMA ? LANE_ROWS : LANE_ROWS / 2, PAIRS = LANE_COLUMNS / 2 };
 
 /* A state, transposed: a wave has MMA value columns from MMA * wide_group on, and WIDE_BLOCKS blocks of keys. */
 

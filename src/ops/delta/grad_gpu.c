@@ -64,8 +64,9 @@ INLINE void back_values(const DeltaArguments *a, const ChunkPlace *p, LOCAL bf16
  * T^T d K as solved. */
 KERNEL(delta_chunks_back, DeltaArguments) {
     LOCAL bf16 *keys = delta_tiles, *queries = keys + TILE_ELEMENTS, *square = queries + TILE_ELEMENTS, *outs = queries;
-    LOCAL float *matrix = (LOCAL float *)(square + SQUARE_ELEMENTS);
-    LOCAL DeltaNumbers *n = (LOCAL DeltaNumbers *)(matrix + CHUNK * MATRIX_ROW);
+    const ChunkSystem system = chunk_system(square);
+    LOCAL float *matrix = system.matrix;
+    LOCAL DeltaNumbers *n = system.numbers;
     const ChunkPlace p = chunk_place(&a, block_z(), block_y(), block_x());
     Source of_keys = chunk_keys(&a, &p), of_queries = chunk_queries(&a, &p);
     numbers_load(n, &a, p.index);
@@ -81,17 +82,9 @@ KERNEL(delta_chunks_back, DeltaArguments) {
     multiply_square(sums, square, true, outs);
     barrier();
     put_wide(outs, sums);
-    square_put(square, matrix, n, OF_ALL);
+    store_solution(a.own + p.index * TILE_ELEMENTS, &system, OF_ALL, true, outs);
     barrier();
-    wide_clear(sums);
-    multiply_square(sums, square, true, outs);
-    store_wide(a.own + p.index * TILE_ELEMENTS, sums);
-    barrier();
-    square_put(square, matrix, n, OF_LEFT_KEYS);
-    barrier();
-    wide_clear(sums);
-    multiply_square(sums, square, true, keys);
-    store_wide(a.solved + p.index * TILE_ELEMENTS, sums);
+    store_solution(a.solved + p.index * TILE_ELEMENTS, &system, OF_LEFT_KEYS, true, keys);
 }
 
 /* -- Scans --------------------------------------------------------------------------------------------------------- */
@@ -114,8 +107,7 @@ INLINE void halves_end(HalvesStage *stage, LOCAL bf16 *halves, const bf16 GLOBAL
     }
 }
 
-/* What a lane reads of a chunk: its elements of own, in pairs, and of dY. */
-enum { SUM_LANE_ROWS = SUM_ROWS == MMA ? LANE_ROWS : LANE_ROWS / 2, PAIRS = LANE_COLUMNS / 2 };
+/* The elements of own, in pairs, and of dY that a lane reads of a chunk. */
 typedef struct BackRows {
     uint32_t own[SUM_LANE_ROWS][PAIRS];
     float d_y[SUM_LANE_ROWS][LANE_COLUMNS];
@@ -462,7 +454,7 @@ KERNEL(delta_dots, DeltaArguments) {
     }
 }
 
-/* Returns the sum of dG from token i to the end of its document, of which `after` is after the chunk. */
+/* Returns the sum of dG from token i to the end of its document; `after` is the part after the chunk. */
 INLINE float decay_gradient(LOCAL const float *d_decay, LOCAL const DeltaNumbers *n, int i, float after) {
     float sum = 0;
     int j = i;

@@ -86,7 +86,7 @@ typedef struct LossAttributes {
     TokenRuns runs;     /* for LOSS_D_TOKENS, counted from the rank's first row of w */
     double cap;         /* of logits (op_cap_losses); 0: none */
 } LossAttributes;
-/* What a back end's ranks that divide the vocabulary exchange for each row. */
+/* The numbers of each row that ranks exchange if they divide the vocabulary; a back end sets their form. */
 typedef struct LossPeak {
     CommType type;
     int64_t numbers;
