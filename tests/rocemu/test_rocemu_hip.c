@@ -1,6 +1,9 @@
 /* The emulator of AMD's GPUs (tools/rocemu) as programs see it: whole kernels through the HIP functions, limits that
  * are kept, wrong kernels that must be caught, counts. A kernel that fails spoils its process, so those run in
  * children: this program again, as `test_rocemu_hip fault NAME`. */
+#include <pthread.h>
+#include <sched.h>
+
 #include "rocemu/library.h"
 
 /* -- Whole kernels ------------------------------------------------------------------------------------------------- */
@@ -429,6 +432,34 @@ static void wavefronts_that_take_turns_may_stand_at_barriers_apart(void **state)
     hip.hipFree(buffer);
 }
 
+/* In the child: another device, which writes what it sends when the kernel has begun. */
+static void *send_to_kernel(void *memory) {
+    u32 *buffer = memory;
+    while (!__atomic_load_n(&buffer[128], __ATOMIC_ACQUIRE)) sched_yield();
+    for (u32 i = 0; i < 64; i++) __atomic_store_n(&buffer[i], 1000 + i, __ATOMIC_RELAXED);
+    __atomic_store_n(&buffer[64], 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* In the child: a kernel that waits for another device, which sends or is silent. */
+static int run_peers(const char *kernel, bool sends) {
+    u32 zeros[256] = {0}, results[256], *buffer = NULL;
+    pthread_t other;
+    int (*allocate)(void **, size_t, unsigned) = NULL;
+    *(void **)&allocate = dlsym(hip.library, "hipExtMallocWithFlags");
+    if (!allocate || allocate((void **)&buffer, sizeof zeros, 1) || hip.hipMemcpyHtoD(buffer, zeros, sizeof zeros)) return 3;
+    if (sends && pthread_create(&other, NULL, send_to_kernel, buffer)) return 3;
+    void *arguments[] = {&buffer};
+    int error = launch(hip.faults, kernel, line(1, 128), arguments, NULL);
+    if (sends) pthread_join(other, NULL);
+    if (error) return hip.hipDeviceSynchronize() == error ? 0 : 3;
+    int right = 0;
+    hip.hipMemcpyDtoH(results, buffer, sizeof results);
+    for (u32 i = 0; i < 64; i++) right += results[192 + i] == 1000 + i;
+    printf("%d words\n", right);
+    return 0;
+}
+
 /* In the child: how many threads left what they leave if all accesses arrive early. */
 static int run_arrivals(const char *kernel) {
     u32 results[256] = {0};
@@ -439,6 +470,25 @@ static int run_arrivals(const char *kernel) {
     for (u32 i = 0; i < 128; i++) early += results[i] == 1000 + i;
     printf("%d early\n", early);
     return 0;
+}
+
+static void waits_for_other_devices_end_and_come_before_reads(void **state) {
+    static const struct {
+        const char *mode, *kernel, *environment, *output;
+    } rows[] = {
+        {"peers", "reads_after_the_signal", "ROCEMU_ARRIVAL=early", "64 words\n"},
+        {"peers", "reads_after_the_signal", "ROCEMU_ARRIVAL=late", "64 words\n"},
+        {"peers", "reads_before_the_signal", "ROCEMU_ARRIVAL=early", "a read before the signal: the word at 0x"},
+        {"peers", "reads_before_the_signal", "ROCEMU_ARRIVAL=late", "a read before the signal: the word at 0x"},
+        {"alone", "reads_after_the_signal", "ROCEMU_SPIN=0.5 ROCEMU_ARRIVAL=early", "a spin without an end: the word at 0x"},
+        {"alone", "reads_after_the_signal", "ROCEMU_SPIN=0.5 ROCEMU_ARRIVAL=late", "a spin without an end: the word at 0x"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char output[4096];
+        run_child(rows[i].mode, rows[i].kernel, rows[i].environment, output);
+        if (!strstr(output, rows[i].output)) fail_msg("%s %s, %s: %s", rows[i].mode, rows[i].kernel, rows[i].environment, output);
+    }
 }
 
 static void accesses_arrive_as_late_as_their_waits_allow(void **state) {
@@ -490,6 +540,8 @@ int main(int count, char **arguments) {
     if (count == 3 && !strcmp(arguments[1], "fault")) return run_fault(hip.faults, arguments[2]);
     if (count == 3 && !strcmp(arguments[1], "undefined")) return run_fault(hip.undefined, arguments[2]);
     if (count == 3 && !strcmp(arguments[1], "arrivals")) return run_arrivals(arguments[2]);
+    if (count == 3 && !strcmp(arguments[1], "peers")) return run_peers(arguments[2], true);
+    if (count == 3 && !strcmp(arguments[1], "alone")) return run_peers(arguments[2], false);
     if (count == 2 && !strcmp(arguments[1], "strided")) return run_strided();
     if (count == 2 && !strcmp(arguments[1], "small")) return run_small();
     struct CMUnitTest tests[] = {
@@ -511,6 +563,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(bits_that_nothing_wrote_are_caught_where_they_decide),
         cmocka_unit_test(bits_that_nothing_wrote_may_be_masked_away),
         cmocka_unit_test(wavefronts_that_take_turns_may_stand_at_barriers_apart),
+        cmocka_unit_test(waits_for_other_devices_end_and_come_before_reads),
         cmocka_unit_test(accesses_arrive_as_late_as_their_waits_allow),
         cmocka_unit_test(statistics_count_what_a_kernel_moves_and_say_what_bounds_it),
         cmocka_unit_test(a_card_of_less_memory_refuses_what_does_not_fit),

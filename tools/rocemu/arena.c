@@ -72,7 +72,7 @@ static uint64_t allocate(uint64_t bytes, bool host, int file) {
     if (bytes && bytes <= capacity - arena.used && reserve() && grow_table() &&
         arena.next + pages(bytes) + GAP <= arena.base + RESERVED_BYTES && map_pages(arena.next, bytes, file)) {
         base = arena.next;
-        arena.allocation[arena.count++] = (Allocation){base, bytes, true, host};
+        arena.allocation[arena.count++] = (Allocation){base, bytes, true, host, file >= 0};
         arena.next += pages(bytes) + GAP;
         arena.used += bytes;
     }

@@ -28,6 +28,7 @@ typedef struct VectorCall VectorCall;
 typedef struct ScalarCall ScalarCall;
 typedef struct Statistics Statistics;
 typedef struct Shadow Shadow;
+typedef struct Peers Peers;
 typedef struct WaveTrace WaveTrace;
 typedef struct Arrival Arrival;
 typedef struct BlockTrace BlockTrace;
@@ -258,7 +259,7 @@ bool program_kernel(Program *program, const char *name, Kernel *kernel, char why
 
 typedef struct Allocation {
     uint64_t base, bytes;
-    bool live, host;
+    bool live, host, shared; /* shared: with other processes */
 } Allocation;
 /* Zero on failure. Addresses are never used twice, so that a freed allocation stays known. */
 uint64_t arena_allocate(uint64_t bytes, bool host);
@@ -329,6 +330,7 @@ typedef struct Workgroup {
     _Alignas(64) uint8_t lds[LDS_BYTES];
     Shadow *shadow;
     Statistics *statistics; /* of this thread */
+    Peers *peers;           /* NULL until it touches memory that devices share */
     BlockTrace *trace;      /* NULL when this workgroup is not traced */
 } Workgroup;
 
@@ -432,6 +434,13 @@ bool arrivals_are_late(uint64_t launches);
 /* Executes the instruction, and late accesses that it waits for; puts off an access. Call waits_check before. */
 void arrivals_execute(Wave *wave, const Instruction *instruction);
 void arrivals_destroy(Arrivals *arrivals);
+
+/* Follows what a workgroup reads and writes of memory that devices share (peers.c). Call peers_read after a load into register `to`;
+ * false after a report. */
+bool peers_read(Wave *wave, const Instruction *instruction, int lane, uint64_t address, int to, unsigned bytes);
+void peers_wrote(Wave *wave, const Instruction *instruction, uint64_t address, unsigned bytes);
+/* Reports a word that changed after the workgroup's last read. */
+void peers_end(Workgroup *group);
 
 /* One lane's scratch of a wavefront, or NULL after reporting an access beyond it. */
 uint8_t *check_scratch(Wave *wave, const Instruction *instruction, int lane, uint32_t offset, unsigned bytes);

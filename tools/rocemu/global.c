@@ -69,6 +69,7 @@ static void execute_load(Wave *wave, const Instruction *in) {
     undefined_loaded(wave, in, to, bytes, exec, access_extension(in));
     if (all_in_memory(wave, in, address, exec, bytes, false)) {
         for (int lane = 0; lane < LANES; lane++) load_lane(wave, to, lane, (const void *)address[lane], bytes, EXTEND_ZERO);
+        for (int lane = 0; wave->recent.shared && lane < LANES && peers_read(wave, in, lane, address[lane], to, bytes);) lane++;
         return;
     }
     for (uint64_t left = wave->state == WAVE_RUNNING ? exec : 0; left; left &= left - 1) {
@@ -76,6 +77,7 @@ static void execute_load(Wave *wave, const Instruction *in) {
         const void *from = resolve(wave, in, lane, address[lane], bytes, LOCAL_READ);
         if (!from) return;
         load_lane(wave, to, lane, from, bytes, access_extension(in));
+        if (wave->recent.shared && !peers_read(wave, in, lane, address[lane], to, bytes)) return;
         if (access_space(in) != SPACE_GLOBAL) undefined_load(wave, in, to, lane, from, bytes, access_extension(in));
     }
 }
@@ -89,6 +91,7 @@ static void execute_store(Wave *wave, const Instruction *in) {
     count(wave, in, address, exec, bytes, LOCAL_WRITE);
     if (!marked && all_in_memory(wave, in, address, exec, bytes, true)) {
         for (int lane = 0; lane < LANES; lane++) store_lane(wave, from, lane, (void *)address[lane], bytes, EXTEND_ZERO);
+        for (int lane = 0; wave->recent.shared && lane < LANES; lane++) peers_wrote(wave, in, address[lane], bytes);
         return;
     }
     for (uint64_t left = wave->state == WAVE_RUNNING ? exec : 0; left; left &= left - 1) {
@@ -97,6 +100,7 @@ static void execute_store(Wave *wave, const Instruction *in) {
         if (!to) return;
         if (marked >> lane & 1 && !undefined_store(wave, in, from, lane, to, bytes, access_extension(in))) return;
         store_lane(wave, from, lane, to, bytes, access_extension(in));
+        if (wave->recent.shared) peers_wrote(wave, in, address[lane], bytes);
     }
 }
 
@@ -124,6 +128,7 @@ static void execute_atomic(Wave *wave, const Instruction *in) {
         void *memory = resolve(wave, in, lane, address[lane], bytes, LOCAL_ATOMIC);
         if (!memory) return;
         uint64_t compare = kind == ATOMIC_CMPSWAP ? lane_value(wave, data + (int)bytes / 4, lane, bytes) : 0;
+        if (wave->recent.shared) peers_wrote(wave, in, address[lane], bytes);
         uint64_t old = atomic_apply(kind, memory, bytes, lane_value(wave, data, lane, bytes), compare);
         if (!in->returns) continue;
         wave->vector[to][lane] = (uint32_t)old;
@@ -184,6 +189,7 @@ static const Operation rows[] = {
     {"global_load_lds_dwordx4", ":II", execute_load_to_lds, NULL, NULL, OPERATION_MEMORY, 16, 0},
     {"buffer_wbl2", ":", execute_nothing, NULL, NULL, 0, 0, 0},
     {"buffer_inv", ":", execute_nothing, NULL, NULL, 0, 0, 0},
+    {"buffer_invl2", ":", execute_nothing, NULL, NULL, 0, 0, 0},
     {"buffer_wbinvl1", ":", execute_nothing, NULL, NULL, 0, 0, 0},
     {"buffer_wbinvl1_vol", ":", execute_nothing, NULL, NULL, 0, 0, 0},
 };

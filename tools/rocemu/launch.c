@@ -246,6 +246,7 @@ static void run_workgroup(Workgroup *group) {
         if (launch->check != CHECK_OFF) shadow_barrier(group->shadow, launch->lds_bytes);
         reversed = launch->late && !reversed;
     } while (!failed(launch));
+    peers_end(group);
     if (group->statistics) {
         group->statistics->workgroups++;
         group->statistics->waves += (uint64_t)group->waves;

@@ -159,3 +159,25 @@ KERNEL trap(GLOBAL u32 *buffer) {
     buffer[thread_id()] = 1;
     __builtin_trap();
 }
+
+/* Kernels that wait for another device, in memory that devices share: dword 128 is for it to read, 1 after this kernel has begun;
+ * it then writes dwords 0 to 63, and last dword 64. */
+static inline u32 look(GLOBAL u32 *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+static inline void await(GLOBAL u32 *signal) {
+    while (!look(signal)) {}
+}
+static inline void begin(GLOBAL u32 *buffer) {
+    if (thread_id() == 0) __atomic_store_n(&buffer[128], 1, __ATOMIC_RELAXED);
+}
+KERNEL reads_after_the_signal(GLOBAL u32 *buffer) {
+    begin(buffer);
+    await(&buffer[64]);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    buffer[192 + thread_id() % 64] = look(&buffer[thread_id() % 64]);
+}
+KERNEL reads_before_the_signal(GLOBAL u32 *buffer) {
+    u32 x = look(&buffer[thread_id() % 64]);
+    begin(buffer);
+    await(&buffer[64]);
+    buffer[192 + thread_id() % 64] = x;
+}
