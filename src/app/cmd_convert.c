@@ -1,6 +1,6 @@
 /* `smelt convert IN OUT [key=value ...]`: writes the model of a run, a model folder, a GGUF file or
  * a file of llm.c as a Hugging Face folder in the current layout, as a GGUF file, or as a file of
- * llm.c. */
+ * llm.c. From a configuration file it writes the model with random weights. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +13,7 @@
 #include "base/strings.h"
 #include "token/tokenizer.h"
 #include "formats/llmc.h"
+#include "run/corpus.h"
 #include "run/generation_settings.h"
 #include "run/run.h"
 #include "run/source.h"
@@ -265,7 +266,54 @@ static bool convert_adapters(const char *in, const char *out, const Config *conf
     return true;
 }
 
+/* -- Random weights ------------------------------------------------------------------------------------------------- */
+
+/* Finds what a configuration's data.tokenizer names. */
+static bool find_given_tokenizer(const Config *config, HfExport *export, Error *error) {
+    const char *name = config->data.tokenizer;
+    if (!*name || !strcmp(name, NO_TOKENIZER)) return true;
+    export->bytes = !strcmp(name, BYTE_TOKENIZER);
+    Tokenizer *tokenizer = export->bytes ? NULL : tokenizer_open(name, error);
+    bool fits = (tokenizer || export->bytes) && source_check_rows(config->model.vocabulary, tokenizer, name,
+                                                    "set model.vocabulary=0, which takes the tokenizer's size", error);
+    tokenizer_free(tokenizer);
+    export->source = export->bytes ? NULL : name;
+    return fits || error_context(error, "data.tokenizer (tokenizer=none omits it)");
+}
+
+/* Writes the initial weights of a training with the configuration `in`. They are computed one
+ * parameter at a time, so the memory is that of one file of OUT and the largest parameter. */
+static bool convert_untrained(Invocation *invocation, Error *error) {
+    const ConvertOptions *options = invocation->options;
+    const char *in = invocation->words[0], *out = invocation->words[1];
+    Config config;
+    if (!source_read_untrained(in, &invocation->settings, &config, &invocation->strings, error) || !check_out(out, &config, options, error))
+        return false;
+    file_remove_partials_of(out);
+    if (options->adapter || *options->tokens.add || out_kind(out) == OUT_LLMC)
+        return error_set(error, ERROR_USAGE,
+            "%s is a configuration, whose random weights can be written only as a folder or a GGUF file, without adapter=true and "
+            "tokens.add: write a folder first, and convert that",
+            in);
+    bool half = options->dtype != CONVERT_FP32 && (options->dtype == CONVERT_BF16 || precision_is_bf16((Precision)config.precision));
+    HfExport export = {.config = &config.model,
+        .precision = half ? PRECISION_BF16 : PRECISION_FP32,
+        .seed = (uint64_t)config.seed,
+        .shard_bytes = options->shard_bytes,
+        .fp8 = options->dtype == CONVERT_FP8,
+        .mxfp4 = options->dtype == CONVERT_MXFP4};
+    if (options->tokenizer != TOKENIZER_NONE && !find_given_tokenizer(&config, &export, error)) return false;
+    if (!write_model(&export, out, options, error)) return false;
+    log_info("wrote the model of %s to %s with random weights (seed=%" PRId64 ")", in, out, (int64_t)config.seed);
+    return true;
+}
+
 static bool run_convert(Invocation *invocation, Error *error) {
+    if (source_is_configuration(invocation->words[0])) return convert_untrained(invocation, error);
+    if (invocation->settings.count)
+        return error_set(error, ERROR_USAGE,
+            "'%s' is a setting of a configuration, but %s is a model that has its own: only a configuration file as IN takes settings",
+            invocation->settings.items[0], invocation->words[0]);
     const ConvertOptions *options = invocation->options;
     const char *in = invocation->words[0], *out = invocation->words[1];
     Config config;
@@ -308,11 +356,15 @@ const Command command_convert = {
     .name = "convert",
     .summary = "convert a run, folder or file to a Hugging Face folder or a GGUF file",
     .words = "IN OUT",
+    .usage = "IN OUT [key=value ...]",
     .explanation =
         "Reads the newest checkpoint of a run (RUN), another one (RUN@STEP, RUN@best, or its folder), a Hugging Face folder, PEFT adapters "
-        "with their base (ADAPTER, ADAPTER@BASE), a GGUF file or a GPT-2 file of llm.c.\nWrites a Hugging Face folder; if OUT ends in "
+        "with their base (ADAPTER, ADAPTER@BASE), a GGUF file or a GPT-2 file of llm.c.\nIf IN is a configuration "
+        "file (CONFIG.yaml), the weights are random: those with which a training with these settings starts. Settings of the configuration "
+        "may follow.\nWrites a Hugging Face folder; if OUT ends in "
         ".gguf, a GGUF file with tokenizer and chat template for llama.cpp; if OUT ends in .bin, a file of llm.c.\n",
     .table = &table,
     .options_size = sizeof(ConvertOptions),
+    .takes_config = true,
     .run = run_convert,
 };

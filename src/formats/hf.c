@@ -1,6 +1,7 @@
 /* Writes Hugging Face folders. The tensors of one file are built in memory in the folder's type and
  * written together, so only one file needs memory besides the weights. Tensors of another folder
  * that need no conversion are copied from file to file. Called by `smelt convert`. */
+#include "backend/cpu/cpu_device.h"
 #include "base/bf16.h"
 #include "formats/hf.h"
 
@@ -95,9 +96,17 @@ void hf_reorder(const Parameter *parameter, const char *from, char *to, size_t u
     rearrange(&stored, from, to, unit);
 }
 
+static void load_written_values(HfWriter *w, int parameter) {
+    const HfExport *export = w->export;
+    const ParameterInterval all = {parameter, 0, w->graph->parameters[parameter].count};
+    if (export->reader) hf_reader_load(export->reader, parameter, w->values);
+    else model_initialize_interval(w->graph, export->config, export->seed, &all, device_cpu(), w->values);
+    w->loaded = parameter;
+}
+
 const float *hf_writer_values(HfWriter *w, int parameter) {
     if (w->export->master) return parameter_in(&w->graph->parameters[parameter], w->export->master);
-    if (w->loaded != parameter) hf_reader_load(w->export->reader, w->loaded = parameter, w->values);
+    if (w->loaded != parameter) load_written_values(w, parameter);
     return w->values;
 }
 
@@ -173,7 +182,7 @@ static bool write_shard(HfWriter *w, const HfTensor *from, size_t count, int64_t
     return written;
 }
 
-/* Allocates room for the largest parameter if a reader fills it. */
+/* Allocates room for the largest parameter unless there is a master. */
 bool hf_writer_start(HfWriter *w, const HfExport *export, const Graph *graph, Error *error) {
     *w = (HfWriter){.export = export, .graph = graph, .loaded = -1};
     if (export->master) return true;
@@ -322,11 +331,12 @@ static bool write_missing(const char *folder, const char *name, json_t *content,
  * tokenizer may lack tokenizer_config.json; without it transformers would split text as the class's
  * usual tokenizer does. */
 bool hf_write_tokenizer(const HfExport *export, const char *folder, Error *error) {
-    bool file = export->source && gguf_is_file(export->source), written = true;
+    bool file = export->source && file_kind(export->source, NULL) == FILE_REGULAR, written = true;
     for (int i = 0; export->source && !file && i < COPIED_FILES && written; i++)
         written = copy_file(export->source, folder, copied_files[i], error);
     if (export->source && !file && written) written = tokenizer_copy_side_files(export->source, folder, error);
-    if (file && !export->bytes && gguf_has_tokenizer(export->source)) written = tokenizer_copy(export->source, folder, error);
+    bool has_tokenizer = file && (!gguf_is_file(export->source) || gguf_has_tokenizer(export->source));
+    if (has_tokenizer && !export->bytes) written = tokenizer_copy(export->source, folder, error);
     if ((export->reader && !file) || !written || model_makes_images(export->config)) return written;
     const char *end = export->bytes ? BYTE_SEPARATOR_TEXT : json_string_value(json_object_get(export->origin, "eos_token"));
     SCOPED_FREE char *tokenizer = memory_format("%s/tokenizer.json", folder);

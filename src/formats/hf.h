@@ -46,9 +46,12 @@ bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph 
 
 typedef struct HfExport {
     const ModelConfig *config;
-    Precision precision;    /* BF16 or FP32: the type of the tensors, except balancing biases, which are fp32 */
-    const float *master;    /* the WIDE arena of a graph of `config` in either precision; NULL with a reader */
-    const HfReader *reader; /* the weights of another folder, read while they are written; NULL with a master */
+    Precision precision; /* BF16 or FP32: the type of the tensors, except balancing biases, which are fp32 */
+    /* The weights have one source. One of the others is NULL. Without both, they are the initial weights of a
+     * training with `seed`, computed one parameter at a time. */
+    const float *master;    /* the WIDE arena of a graph of `config` in either precision */
+    const HfReader *reader; /* the weights of another folder, read while they are written */
+    uint64_t seed;
     bool keep;              /* with a reader: tensors keep their types; rearranged ones become fp32 unless they are bf16 */
     bool mxfp4;             /* experts in MXFP4 (hf_mxfp4.c), as with fp8 */
     bool fp8;               /* linear layers in FP8 (hf_fp8.c), quantized from these types; other tensors are not affected */
@@ -56,7 +59,7 @@ typedef struct HfExport {
     const char *new_tokens; /* comma-separated texts that the tokenizer gets as special tokens from `first_new` on; NULL: none */
     int32_t first_new;
     int64_t shard_bytes;      /* maximum bytes of tensors per file, unless one tensor is larger; 0: one file */
-    const char *source;       /* a folder whose tokenizer files are copied; NULL: none */
+    const char *source;       /* a folder whose tokenizer files are copied, or a file with a tokenizer; NULL: none */
     const json_t *origin;     /* its config.json, which is kept, or an object of eos_token_id and eos_token; NULL without `source` */
     const json_t *generation; /* generation_config.json if `source` has none; NULL: made from `origin` */
 } HfExport;

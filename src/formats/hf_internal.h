@@ -79,7 +79,7 @@ void hf_read_mxfp4(size_t to, void *target, const HfTensor *item, const uint8_t 
 /* -- Writing models (hf.c) ----------------------------------------------------------------------------------------- */
 
 /* The source of parameter values: the master's memory, or `values`, which holds parameter `loaded`
- * of a reader; -1: none yet. */
+ * of a reader or of the initial weights; -1: none yet. */
 typedef struct HfWriter {
     const HfExport *export;
     const Graph *graph;

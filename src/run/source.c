@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
@@ -16,6 +17,7 @@
 #include "token/tokenizer.h"
 #include "formats/hf.h"
 #include "formats/llmc.h"
+#include "run/corpus.h"
 #include "run/lineage.h"
 #include "run/run.h"
 
@@ -116,6 +118,45 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
         "%s is not a run folder (with config.yaml), a checkpoint of a run (RUN@STEP, RUN@best), a model folder (with config.json), a GGUF "
         "file, a folder of PEFT adapters (with adapter_config.json) or a model file of llm.c%s",
         folder, file_exists(point.run) ? "" : ": nothing has this name");
+}
+
+/* -- Models without weights ---------------------------------------------------------------------------------------- */
+
+bool source_is_configuration(const char *path) {
+    return (ends_with(path, ".yaml") || ends_with(path, ".yml")) && file_kind(path, NULL) == FILE_REGULAR && !source_is_run(path);
+}
+
+/* Sets a vocabulary that is not given, as training does (corpus_resolve). */
+static bool take_rows(Config *config, Error *error) {
+    enum { MULTIPLE = 64 };
+    const char *name = config->data.tokenizer;
+    if (config->model.vocabulary || model_makes_images(&config->model)) return true;
+    if (!*name) config->data.tokenizer = BYTE_TOKENIZER;
+    if (!*name || !strcmp(name, BYTE_TOKENIZER)) return true; /* config_check sets it */
+    Tokenizer *tokenizer = tokenizer_open(name, error);
+    if (!tokenizer) return error_context(error, "taking model.vocabulary from data.tokenizer=%s", name);
+    config->model.vocabulary = round_up(tokenizer_vocabulary(tokenizer), MULTIPLE);
+    tokenizer_free(tokenizer);
+    return true;
+}
+
+bool source_read_untrained(const char *path, const OptionStrings *settings, Config *config, OptionStrings *strings, Error *error) {
+    Config read;
+    options_defaults(&config_table, &read, strings);
+    if (!options_read_yaml(&config_table, &read, strings, path, error) || !options_set_all(&config_table, &read, strings, settings, error))
+        return false;
+    if (read.init[0])
+        return error_set(error, ERROR_USAGE,
+            "%s takes its weights from init=%s, so it has no random ones: use %s as the input, or set init= (empty)", path, read.init,
+            read.init);
+    if (read.lora.rank)
+        return error_set(error, ERROR_USAGE, "%s sets lora.rank=%lld, but random weights have no adapters: set lora.rank=0", path,
+            (long long)read.lora.rank);
+    if (!read.model.context) read.model.context = read.data.length; /* as in a training */
+    if (!take_rows(&read, error) || !set_model(&read.model, (Precision)read.precision, config, strings, error)) return false;
+    config->seed = read.seed;
+    config->data.tokenizer = read.data.tokenizer;
+    return true;
 }
 
 /* -- Text ---------------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,96 @@
+/* `smelt convert CONFIG.yaml OUT`: a model folder with the weights with which a training starts, written in bounded
+ * memory. */
+#include <sys/resource.h>
+
+#include "support/ranks_run.h"
+#include "support/sanitized.h"
+
+static void say(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* fp32 holds the initial weights exactly, so every step has the same bits. Another seed gives other losses, and the
+ * bytes of bf16 are only near. */
+static void a_folder_of_random_weights_is_the_start_of_a_training(void **state) {
+    (void)state;
+    train_good("precision=fp32 seed=7 stop_at=4 run=a");
+    smelt_good("convert a/config.yaml f dtype=fp32");
+    smelt_good("convert a/config.yaml other dtype=fp32 seed=8");
+    train_good("precision=fp32 seed=7 stop_at=4 run=b init=f data.tokenizer=bytes");
+    train_good("precision=fp32 seed=7 stop_at=4 run=c init=other data.tokenizer=bytes");
+    compare_records_within("b", "a", "step", "loss", 0);
+    compare_records_within("b", "a", "step", "grad_norm", 0);
+    json_t *first = records("a", "step"), *third = records("c", "step");
+    assert_true(number(json_array_get(first, 0), "loss") != number(json_array_get(third, 0), "loss"));
+    json_decref(first);
+    json_decref(third);
+}
+
+/* A GGUF file and a folder in several files, of the same seed, hold the same model as one folder. */
+static void every_form_of_output_holds_the_same_weights(void **state) {
+    (void)state;
+    say("c.yaml", "model: {family: llama, width: 64, layers: 2, heads: 2, kv_heads: 1, vocabulary: 300}\nprecision: fp32\n");
+    smelt_good("convert c.yaml whole");
+    smelt_good("convert c.yaml parts shard_bytes=50000");
+    smelt_good("convert c.yaml x.gguf");
+    assert_int_equal(access("parts/model-00002-of-00010.safetensors", F_OK), 0);
+    static const char *const same[] = {"parts", "x.gguf"};
+    for (int i = 0; i < 2; i++) {
+        smelt_says(ERROR_NONE, "wrote", "convert %s again dtype=fp32 overwrite=true", same[i]);
+        assert_int_equal(system("cmp whole/model.safetensors again/model.safetensors"), 0);
+    }
+}
+
+/* 100 million parameters take 400 MB in fp32 and 200 MB in the folder, but only one file and the largest parameter are
+ * in memory at a time. */
+static void random_weights_need_the_memory_of_one_file(void **state) {
+    (void)state;
+    if (SANITIZED) skip(); /* a sanitizer keeps what was freed */
+    enum { LIMIT_KIB = 160 << 10 };
+    struct rusage use;
+    say("c.yaml", "model: {family: llama, width: 512, layers: 26, ffn: 2048, heads: 8, kv_heads: 8, vocabulary: 512}\n");
+    smelt_good("convert c.yaml big shard_bytes=8M");
+    assert_int_equal(getrusage(RUSAGE_CHILDREN, &use), 0);
+    if (use.ru_maxrss > LIMIT_KIB) fail_msg("%ld KiB in memory", use.ru_maxrss);
+}
+
+static void what_has_no_random_weights_is_refused(void **state) {
+    (void)state;
+    say("c.yaml", "model: {family: gpt2, width: 64, layers: 1, heads: 2, vocabulary: 300}\n");
+    smelt_says(ERROR_USAGE, "init=base init= (empty)", "convert c.yaml out init=base");
+    smelt_says(ERROR_USAGE, "lora.rank=4 lora.rank=0", "convert c.yaml out lora.rank=4");
+    smelt_says(ERROR_USAGE, "configuration folder or a GGUF file", "convert c.yaml out.bin");
+    smelt_says(ERROR_USAGE, "configuration tokens.add", "convert c.yaml out tokens.add=<a>");
+    smelt_says(ERROR_USAGE, "model.width=0", "convert c.yaml out model.width=0");
+    smelt_says(
+        ERROR_USAGE, "model.vocabulary=100 bytes model.vocabulary=0", "convert c.yaml out data.tokenizer=bytes model.vocabulary=100");
+    smelt_good("convert c.yaml out");
+    smelt_says(ERROR_USAGE, "'model.width=32' out configuration file", "convert out again model.width=32");
+    assert_int_equal(access("out/tokenizer.json", F_OK), -1);
+    assert_int_equal(access("again", F_OK), -1);
+}
+
+static void a_model_of_bytes_gets_their_tokenizer(void **state) {
+    (void)state;
+    say("c.yaml", "model: {family: llama, width: 64, layers: 1, heads: 2}\n");
+    smelt_good("convert c.yaml out");
+    smelt_good("generate out hello tokens=2 seed=1 device=cpu");
+    smelt_good("convert c.yaml plain tokenizer=none");
+    assert_int_equal(access("plain/tokenizer.json", F_OK), -1);
+    smelt_good("convert c.yaml again data.tokenizer=out/tokenizer.json");
+    assert_int_equal(access("again/tokenizer.json", F_OK), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(a_folder_of_random_weights_is_the_start_of_a_training),
+        TRAIN_TEST(every_form_of_output_holds_the_same_weights),
+        TRAIN_TEST(random_weights_need_the_memory_of_one_file),
+        TRAIN_TEST(what_has_no_random_weights_is_refused),
+        TRAIN_TEST(a_model_of_bytes_gets_their_tokenizer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
