@@ -1,5 +1,6 @@
 /* `smelt serve MODEL [key=value ...]`: answers requests in the form of OpenAI over HTTP, many at a
- * time, until it is interrupted. */
+ * time, until it is interrupted. If several ranks divide the model, rank 0 answers, and the others
+ * repeat the steps of its engine. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@
 typedef struct ServeOptions {
     const char *host, *name, *template;
     int64_t port, slots, queue, context, body, threads;
+    LayoutConfig layout;
     Fp8Config fp8;
     bool exact;
     int device, precision;
@@ -34,6 +36,7 @@ static const Option rows[] = {
     INT_OPTION(context, "0", 0, 1 << 24, "tokens",
         "maximum positions of a sequence, including the prompt, which determines the memory of the KV cache; 0: the model's"),
     INT_OPTION(body, "32", 1, 1024, "MiB", "maximum size of a request; at most eight times as much arrives at once"),
+    INT_OPTION(layout.tp, "1", 1, 1 << 20, "ranks", "ranks that shard weights, and the KV cache by heads, of a model too large for one"),
     GENERATION_MACHINE,
 };
 #undef FIELD
@@ -77,10 +80,29 @@ static char *model_name(const char *folder) {
     return utf8_replace(folder + start, length - start, &size);
 }
 
+/* Answers until a stop is requested, or follows the rank that answers. Signals to the other ranks are
+ * left to rank 0, which dismisses them. */
+static bool run_server(Inference *inference, ServeParts *parts, StopRequest *stop, Error *error) {
+    stop->heeded = 1;
+    if (!comm_barrier(inference->comm, "start of the server", error)) return false;
+    if (!inference_leads(inference)) return engine_follow(parts->engine, inference->comm, error);
+    engine_lead(parts->engine, inference->comm);
+    printf("%s answers at %s%s; Ctrl-C ends\n", parts->name, server_url(parts->server),
+        *parts->settings.key ? ", with the key of SMELT_API_KEY" : "");
+    fflush(stdout);
+    return server_run(parts->server, parts->engine, stop, error) && engine_dismiss(parts->engine, error);
+}
+
+/* Only rank 0 listens. */
+static bool listen_for_requests(const Inference *inference, ServeParts *parts, Error *error) {
+    return !inference_leads(inference) || (parts->server = server_open(&parts->model, &parts->settings, error));
+}
+
 static bool serve_model(Inference *inference, Invocation *invocation, StopRequest *stop, ServeParts *parts, Error *error) {
     const char *folder = invocation->words[0], *key = getenv("SMELT_API_KEY");
     const ServeOptions *options = invocation->options;
-    GenerationOptions machine = {.device = options->device, .precision = options->precision, .threads = options->threads};
+    GenerationOptions machine = {
+        .device = options->device, .precision = options->precision, .threads = options->threads, .layout = options->layout};
     Config config;
     parts->name = *options->name ? memory_copy_string(options->name) : model_name(folder);
     parts->model.name = parts->name;
@@ -93,17 +115,11 @@ static bool serve_model(Inference *inference, Invocation *invocation, StopReques
         !inference_choose_arithmetic(&config, &options->fp8, options->exact, error))
         return false;
     generation_limit_context(&config, options->context);
-    if (!open_text(parts, folder, &config, options, error) || !(parts->server = server_open(&parts->model, &parts->settings, error)))
-        return false;
+    if (!open_text(parts, folder, &config, options, error) || !listen_for_requests(inference, parts, error)) return false;
     const EngineSizes sizes = {
         .slots = options->slots, .limit = model_text_limit(&parts->text), .scores = true, .penalties = true, .top = ENGINE_MOST_TOP};
     parts->engine = generation_open_engine(inference, folder, &config, &machine, sizes, error);
-    if (!parts->engine) return false;
-    stop->heeded = 1;
-    printf("%s answers at %s%s; Ctrl-C ends\n", parts->name, server_url(parts->server),
-        *parts->settings.key ? ", with the key of SMELT_API_KEY" : "");
-    fflush(stdout);
-    return server_run(parts->server, parts->engine, stop, error);
+    return parts->engine && run_server(inference, parts, stop, error);
 }
 
 static bool run_serve(Invocation *invocation, Error *error) {
@@ -124,8 +140,10 @@ const Command command_serve = {
     .explanation =
         "Serves a run's checkpoint, a Hugging Face folder, a GGUF file or PEFT adapters at http://127.0.0.1:8000/v1, many requests at "
         "once: /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics. docs/generate.md lists the fields of requests.\n"
-        "If the environment has SMELT_API_KEY, requests need this key; host= with an address that other machines reach requires it.\n",
+        "If the environment has SMELT_API_KEY, requests need this key; host= with an address that other machines reach requires it.\n"
+        "smelt launch -n 2 -- serve MODEL layout.tp=2 divides a model over two GPUs.\n",
     .table = &table,
     .options_size = sizeof(ServeOptions),
+    .ranks = true,
     .run = run_serve,
 };

@@ -229,9 +229,10 @@ static bool choose_engine_layout(const GenerationOptions *options, int ranks, Co
     char broken[256];
     if (tp != ranks)
         return error_set(error, ERROR_USAGE,
-            "layout.tp=%" PRId64 " does not match %d rank%s: many sequences at once need a rank for each part of the model, as in smelt "
-            "launch -n 2 -- generate MODEL PROMPTS.jsonl layout.tp=2",
-            tp, ranks, plural(ranks));
+            "layout.tp=%" PRId64
+            " does not match %d rank%s: many sequences at once need a rank for each part of the model; start them with "
+            "smelt launch -n %" PRId64 " -- COMMAND ... layout.tp=%" PRId64,
+            tp, ranks, plural(ranks), int_max(tp, ranks), int_max(tp, ranks));
     lay_out_ranks(config, tp, 1);
     return !layout_breaks(config, 0, broken, sizeof broken) || error_set(error, ERROR_USAGE, "%s", broken);
 }

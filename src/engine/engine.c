@@ -15,6 +15,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "engine/calls_internal.h"
 #include "engine/programs_internal.h"
 #include "engine/rows_internal.h"
 #include "token/tokenizer.h"
@@ -25,6 +26,7 @@ enum { PROMPT_TOKENS_PER_STEP = 8192 };
 
 typedef struct QueuedRequest {
     EngineRequest request;
+    void *memory;     /* of a request that another rank sent; owned; NULL: the caller's */
     int begun, ended; /* samples */
     struct QueuedRequest *next;
 } QueuedRequest;
@@ -52,6 +54,8 @@ struct Engine {
     RowPool pool;
     EngineCounts counts;
     bool waits;
+    Comm *followers;   /* the ranks that repeat the calls; NULL: none */
+    EngineCalls calls; /* since the last step */
 };
 
 static Engine *create_engine(EnginePrograms *programs, const ModelConfig *config, EngineSizes sizes) {
@@ -83,13 +87,19 @@ bool engine_plan_beside(
     return engine_programs_plan(config, owner, place, sizes, needs, error);
 }
 
+static void free_request(QueuedRequest *queued) {
+    free(queued->memory);
+    free(queued);
+}
+
 void engine_free(Engine *e) {
     if (!e) return;
     for (QueuedRequest *next; e->first; e->first = next) {
         next = e->first->next;
-        free(e->first);
+        free_request(e->first);
     }
     engine_programs_free(e->programs);
+    engine_calls_free(&e->calls);
     for (int i = 0; i < e->sizes.slots; i++) token_ids_free(&e->slots[i].tail);
     free(e->slots), free(e->order), free(e->rows), free(e->pool.ranges);
     free(e);
@@ -147,12 +157,23 @@ static bool check_request(const Engine *e, const EngineRequest *r, Error *error)
     return true;
 }
 
-bool engine_submit(Engine *e, const EngineRequest *request, Error *error) {
-    if (!check_request(e, request, error)) return false;
+/* Adds a request to the queue, which then owns `memory`, whatever is returned. */
+static bool queue_request(Engine *e, const EngineRequest *request, void *memory, Error *error) {
     QueuedRequest *queued = memory_allocate(sizeof *queued);
-    *queued = (QueuedRequest){.request = *request};
+    *queued = (QueuedRequest){.request = *request, .memory = memory};
+    if (!check_request(e, request, error)) {
+        free_request(queued);
+        return false;
+    }
     *e->end = queued;
     e->end = &queued->next;
+    return true;
+}
+
+bool engine_submit(Engine *e, const EngineRequest *request, Error *error) {
+    if (!queue_request(e, request, NULL, error)) return false;
+    assert(!e->followers || !request->wait);
+    if (e->followers) engine_calls_submit(&e->calls, request);
     return true;
 }
 
@@ -171,7 +192,7 @@ static void remove_ended(Engine *e, bool all) {
         }
         *at = queued->next;
         if (e->end == &queued->next) e->end = at;
-        free(queued);
+        free_request(queued);
     }
 }
 
@@ -193,6 +214,7 @@ static void end_slot(Engine *e, int index, EngineEnd why) {
 }
 
 void engine_cancel(Engine *e, const void *context) {
+    if (e->followers) engine_calls_cancel(&e->calls, context);
     for (int index = 0; index < e->sizes.slots; index++)
         if (e->slots[index].owner && (!context || e->slots[index].owner->request.context == context)) free_slot(e, index);
     for (QueuedRequest *queued = e->first; queued; queued = queued->next)
@@ -360,11 +382,13 @@ static void accept_token(Engine *e, int index, const EngineRow *row) {
     slot->filled++;
     slot->drawn++;
     e->counts.tokens++;
-    if (is_end_token(r, row->drawn.token) || !r->token(r->context, slot->sample, &row->drawn)) stop_slot(e, index);
+    bool ends = is_end_token(r, row->drawn.token), stopped = !ends && !r->token(r->context, slot->sample, &row->drawn);
+    if (stopped && e->followers) engine_calls_end(&e->calls, r->context, slot->sample);
+    if (ends || stopped) stop_slot(e, index);
     else if (slot->drawn == r->tokens) end_slot(e, index, ENGINE_LENGTH);
 }
 
-bool engine_step(Engine *e, Error *error) {
+static bool compute_step(Engine *e, Error *error) {
     begin_samples(e);
     int64_t before = e->counts.prompt_tokens;
     if (!fill_slots(e, error)) return false;
@@ -381,4 +405,64 @@ bool engine_step(Engine *e, Error *error) {
     for (int64_t i = 0; i < count; i++) accept_token(e, indices[i], &e->rows[i]);
     remove_ended(e, false);
     return true;
+}
+
+bool engine_step(Engine *e, Error *error) {
+    return (!e->followers || engine_calls_send(&e->calls, e->followers, false, error)) && compute_step(e, error);
+}
+
+/* -- Ranks that follow --------------------------------------------------------------------------------------------- */
+
+void engine_lead(Engine *e, Comm *comm) {
+    assert(comm_rank(comm) == 0 && !e->first);
+    e->followers = comm_size(comm) > 1 ? comm : NULL;
+}
+
+bool engine_dismiss(Engine *e, Error *error) {
+    Comm *followers = e->followers;
+    e->followers = NULL;
+    return !followers || engine_calls_send(&e->calls, followers, true, error);
+}
+
+/* Only rank 0 reads results. It says later which samples it has ended. */
+static bool ignore_token(void *context, int sample, const EngineToken *token) {
+    (void)context, (void)sample, (void)token;
+    return true;
+}
+
+static void ignore_score(void *context, const EngineToken *token) { (void)context, (void)token; }
+static void ignore_end(void *context, int sample, EngineEnd end) { (void)context, (void)sample, (void)end; }
+
+static void end_sample(Engine *e, const void *context, int sample) {
+    for (int i = 0; i < e->running; i++) {
+        const EngineSlot *slot = &e->slots[e->order[i]];
+        if (slot->owner->request.context != context || slot->sample != sample) continue;
+        end_slot(e, e->order[i], ENGINE_STOP);
+        return;
+    }
+}
+
+static bool repeat_call(Engine *e, const EngineCall *call, void *memory, Error *error) {
+    if (call->kind == ENGINE_CALL_CANCEL) engine_cancel(e, call->context);
+    if (call->kind == ENGINE_CALL_END) end_sample(e, call->context, call->sample);
+    if (call->kind != ENGINE_CALL_SUBMIT) return true;
+    EngineRequest request = *call->submitted;
+    request.token = ignore_token;
+    request.scored = request.scored ? ignore_score : NULL;
+    request.end = ignore_end;
+    return queue_request(e, &request, memory, error);
+}
+
+bool engine_follow(Engine *e, Comm *comm, Error *error) {
+    EngineCall call;
+    void *memory;
+    bool over;
+    while (engine_calls_receive(&e->calls, comm, &over, error)) {
+        if (over) return true;
+        while (engine_calls_next(&e->calls, &call, &memory))
+            if (!repeat_call(e, &call, memory, error)) return false;
+        remove_ended(e, false);
+        if (!compute_step(e, error) && error->code != ERROR_NUMERICS) return false;
+    }
+    return false;
 }

@@ -14,7 +14,8 @@
  * of other sequences, up to the rounding of kernels that depend on the number of rows.
  *
  * Ranks over which tensor parallelism divides a model each have an engine, with the same requests and
- * steps, and get the same tokens. */
+ * steps, and get the same tokens. The caller gives all ranks the same requests, or rank 0 leads
+ * (engine_lead). */
 #pragma once
 
 #include <jansson.h>
@@ -145,8 +146,21 @@ void engine_extend(Engine *engine, const void *context, int sample, const int32_
 bool engine_busy(const Engine *engine);
 /* Returns whether the last step computed nothing, because all sequences wait. */
 bool engine_waits(const Engine *engine);
-/* Computes the next token of every sequence. ERROR_NUMERICS if a logit is not finite. */
+/* Computes the next token of every sequence. ERROR_NUMERICS if a logit is not finite, ERROR_DEVICE,
+ * ERROR_COMMUNICATION. */
 bool engine_step(Engine *engine, Error *error);
+
+/* One rank decides what all compute: rank 0 of `comm` calls engine_lead on an idle engine. Each
+ * engine_step then sends its calls since the last step to the other ranks, which are in engine_follow,
+ * and computes with them. Steps without work keep the connection alive: call one every minute at
+ * least. Requests do not wait (EngineRequest.wait). Steps return ERROR_COMMUNICATION after a rank is
+ * lost. No effect if `comm` has one rank. */
+void engine_lead(Engine *engine, Comm *comm);
+/* Ends the work of the ranks that follow. */
+bool engine_dismiss(Engine *engine, Error *error);
+/* Repeats rank 0's calls and steps until it dismisses this rank. An ERROR_NUMERICS of a step does not
+ * end it: rank 0 has the same error, and decides. */
+bool engine_follow(Engine *engine, Comm *comm, Error *error);
 
 /* Sums since the engine was created. */
 typedef struct EngineCounts {

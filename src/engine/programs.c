@@ -274,6 +274,11 @@ static void run_draws(EnginePrograms *e, const Program *program) {
     executor_read(program->executor, program->model.drawn, e->drawn);
 }
 
+/* Without its other ranks, a program's results are undefined. */
+static bool engine_ran(const EnginePrograms *e, Error *error) {
+    return device_ok(e->device, error) && (!e->mesh || comm_ok(mesh_group(e->mesh, AXES_TENSOR), error));
+}
+
 static EngineToken drawn_token(const EnginePrograms *e, int64_t row) {
     size_t bytes = precision_bytes(e->precision, TYPE_WIDE);
     int64_t at = row * draw_columns(e->sizes.top), count = 0;
@@ -299,7 +304,7 @@ bool engine_programs_score(EnginePrograms *e, const EngineRow *row, EngineToken 
     }
     run_draws(e, program);
     for (int64_t i = 0; i < row->count; i++) scores[i] = drawn_token(e, i);
-    return device_ok(e->device, error);
+    return engine_ran(e, error);
 }
 
 bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Error *error) {
@@ -316,7 +321,7 @@ bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Err
     }
     run_draws(e, program);
     for (int64_t s = 0; s < count; s++) rows[s].drawn = drawn_token(e, s);
-    return device_ok(e->device, error);
+    return engine_ran(e, error);
 }
 
 void engine_programs_begin_penalties(EnginePrograms *e, int64_t slot, const EngineRequest *request) {

@@ -36,10 +36,12 @@ int64_t engine_programs_block(const EnginePrograms *programs, int64_t count);
  * more position of the sequence is reserved after them, which padding overwrites. */
 void engine_programs_fill(EnginePrograms *programs, const EngineRow *row);
 /* Fills the caches with tokens of a prompt, at most ENGINE_SCORE_BLOCK, and scores the token after each
- * of them: scores[row->count]. The prompt has one token more. For EngineSizes.scores. ERROR_DEVICE. */
+ * of them: scores[row->count]. The prompt has one token more. For EngineSizes.scores. ERROR_DEVICE,
+ * ERROR_COMMUNICATION. */
 enum { ENGINE_SCORE_BLOCK = 256 };
 bool engine_programs_score(EnginePrograms *programs, const EngineRow *row, EngineToken *scores, Error *error);
-/* Computes one token of each of `count` sequences and draws the next ones. ERROR_DEVICE. */
+/* Computes one token of each of `count` sequences and draws the next ones. ERROR_DEVICE,
+ * ERROR_COMMUNICATION. */
 bool engine_programs_next(EnginePrograms *programs, EngineRow *rows, int64_t count, Error *error);
 /* Keeps the state of a slot whose prompt has just been filled, for engine_programs_copy_prompt. */
 void engine_programs_keep_prompt(EnginePrograms *programs, int64_t slot);

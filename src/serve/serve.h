@@ -43,5 +43,6 @@ Server *server_open(const ServeModel *model, const ServeSettings *settings, Erro
 void server_close(Server *server);            /* NULL is allowed */
 const char *server_url(const Server *server); /* "http://127.0.0.1:8000/" */
 /* Serves until a stop is requested; then refuses new requests, and ends when the others have ended,
- * after ten seconds, or at the second request to stop. Returns false if the device fails. */
+ * after ten seconds, or at the second request to stop. Returns false if the device or another rank
+ * fails. */
 bool server_run(Server *server, Engine *engine, const StopRequest *stop, Error *error);

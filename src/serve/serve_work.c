@@ -156,7 +156,8 @@ static void begin_stop(Server *server) {
     server->stopping = true;
 }
 
-/* One step of all that is to be done; waits if there is nothing. Returns false if the device fails. */
+/* One step of all that is to be done; waits if there is nothing, and then takes an empty step, with
+ * which ranks that follow stay connected. Returns false if the device or a rank fails. */
 static bool work(Server *server, double *look, Error *error) {
     pthread_mutex_lock(&server->lock);
     if (log_seconds() >= *look) {
@@ -168,13 +169,14 @@ static bool work(Server *server, double *look, Error *error) {
     bool busy = engine_busy(server->engine);
     if (!busy) thread_wait_until(&server->arrived, &server->lock, log_seconds() + idle_seconds);
     pthread_mutex_unlock(&server->lock);
-    if (!busy || engine_step(server->engine, error)) return true;
-    log_error("%s", error->message);
+    if (engine_step(server->engine, error)) return true;
+    bool goes_on = error->code == ERROR_NUMERICS;
+    if (goes_on) log_error("%s", error->message);
     pthread_mutex_lock(&server->lock);
     refuse_all(server, MHD_HTTP_INTERNAL_SERVER_ERROR, error->message);
     tend_exchanges(server);
     pthread_mutex_unlock(&server->lock);
-    return error->code == ERROR_NUMERICS;
+    return goes_on;
 }
 
 bool server_run(Server *server, Engine *engine, const StopRequest *stop, Error *error) {

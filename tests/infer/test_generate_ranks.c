@@ -423,17 +423,16 @@ static void an_evaluation_by_ranks_is_that_of_one_process(void **state) {
 #define ENDLESS "generate run the temperature=0 tokens=262144 device=cpu"
 enum { LONG_CONTEXT = 262144 };
 
-static void a_lost_rank_ends_the_others(void **state) {
-    (void)state;
-    Process ranks[2];
+static void start_endless(Process ranks[2], const char *command) {
     int port = process_free_port();
-    train_good("run=run stop_at=2 model.context=%d", LONG_CONTEXT);
     for (int i = 0; i < 2; i++) {
         SCOPED_FREE char *words = memory_format(
-            "RANK=%d LOCAL_RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s " ENDLESS, i, i, port, getenv("SMELT"));
+            "RANK=%d LOCAL_RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s %s", i, i, port, getenv("SMELT"), command);
         ranks[i] = words_start("/usr/bin/env", words);
     }
-    process_await_text(&ranks[0], "the", 1);
+}
+
+static void lose_second(Process ranks[2]) {
     kill(ranks[1].id, SIGKILL);
     ProcessResult first = process_finish(&ranks[0]), second = process_finish(&ranks[1]);
     expect_code(&first, ERROR_COMMUNICATION, "rank 0");
@@ -441,6 +440,19 @@ static void a_lost_rank_ends_the_others(void **state) {
     assert_string_equal(second.output, "");
     process_free(&first);
     process_free(&second);
+}
+
+static void a_lost_rank_ends_the_others(void **state) {
+    (void)state;
+    Process ranks[2];
+    train_good("run=run stop_at=2 model.kv_heads=2 model.context=%d", LONG_CONTEXT);
+    start_endless(ranks, ENDLESS);
+    process_await_text(&ranks[0], "the", 1);
+    lose_second(ranks);
+    write_text("p.jsonl", "{\"prompt\": \"the\"}\n{\"prompt\": \"a\"}\n");
+    start_endless(ranks, "generate run p.jsonl layout.tp=2 out=o.jsonl temperature=0 tokens=262144 device=cpu");
+    WAIT_UNTIL(file_exists("o.jsonl") || process_has_ended(&ranks[0]), "generation did not begin");
+    lose_second(ranks);
 }
 
 static void an_interrupt_ends_all_ranks(void **state) {
