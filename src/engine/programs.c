@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "ops/attention/attention.h"
+#include "ops/delta/delta.h"
 #include "ops/draw/draw.h"
 #include "ops/slots/slots.h"
 
@@ -341,17 +342,23 @@ void engine_programs_begin_penalties(EnginePrograms *e, int64_t slot, const Engi
 /* Copies `rows` rows of a state between rows of it. */
 static void copy_state_rows(const EnginePrograms *e, TensorId state, int64_t to, int64_t from, int64_t rows) {
     const Graph *graph = engine_programs_graph(e);
-    int64_t bytes = graph_columns(graph, state) * (int64_t)precision_bytes(e->precision, TYPE_COMPUTE);
+    int64_t bytes = graph_columns(graph, state) * (int64_t)precision_bytes(e->precision, graph_get(graph, state)->type);
     char *at = executor_device_tensor(e->programs[0].executor, state);
     device_copy(e->device, at + to * bytes, at + from * bytes, rows * bytes);
+}
+
+/* Returns the state that a node keeps for each slot, or TENSOR_NONE. */
+static TensorId slot_state(const Node *node) {
+    if (node->op == OP_slot_write) return node->out[SLOT_WRITE_STATE];
+    return node->op == OP_delta ? node->out[DELTA_STATE] : TENSOR_NONE;
 }
 
 /* Copies the state `from` to `to` in all layers. */
 static void copy_slot_states(const EnginePrograms *e, int64_t to, int64_t from) {
     const Graph *graph = engine_programs_graph(e);
     for (int i = 0; i < graph->node_count; i++) {
-        if (graph->nodes[i].op != OP_slot_write) continue;
-        TensorId state = graph->nodes[i].out[SLOT_WRITE_STATE];
+        TensorId state = slot_state(&graph->nodes[i]);
+        if (state == TENSOR_NONE) continue;
         int64_t rows = graph_rows(graph, state) / padded_sizes(e).slots;
         copy_state_rows(e, state, to * rows, from * rows, rows);
     }

@@ -247,7 +247,7 @@ static void prompts_are_scored(void **state) {
 static void neither_slots_nor_arrivals_change_a_sample(void **state) {
     (void)state;
     enum { REQUESTS = 8, SCHEDULES = 6 };
-    static const int chosen[] = {0, 2, 6, 8, 17};
+    static const int chosen[] = {0, 2, 6, 8, 17, 25};
     for (size_t f = 0; f < sizeof chosen / sizeof *chosen; f++) {
         OptionStrings strings = {0};
         Config config = configure(&families[chosen[f]], CONTEXT, &strings);
