@@ -18,6 +18,7 @@ enum {
     RNG_STREAM_TIME = 7,
     RNG_STREAM_CAPTION = 8,
     RNG_STREAM_REFILL = 9,
+    RNG_STREAM_BENCH_ROUTING = 10,
 };
 
 /* Key: seed; counter: stream, index (low words first). */

@@ -211,10 +211,15 @@ typedef struct TrainSpeed {
     int64_t memory;                                /* bytes: the plan's on a GPU, else the process's peak */
     int64_t parameters;
 } TrainSpeed;
+/* Who chooses the experts of a row: the model's untrained routers, the benchmark, or routers that a
+ * training recorded. */
+typedef enum BenchRouting { BENCH_ROUTING_MODEL, BENCH_ROUTING_BALANCED, BENCH_ROUTING_RANDOM, BENCH_ROUTING_TRACE } BenchRouting;
 typedef struct TrainMeasure {
     int64_t microbatch;   /* sequences; 0: search */
     int64_t accumulation; /* 0: from batch.tokens */
     int64_t steps;        /* whole steps to time, after one warm-up step */
+    int routing;          /* BenchRouting */
+    const char *trace;    /* the file of BENCH_ROUTING_TRACE; else NULL or "" */
 } TrainMeasure;
 /* The options struct of a benchmark that trains begins with TrainOptions, and its option table with
  * BENCH_ROWS, TRAIN_ROWS. */

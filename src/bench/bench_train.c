@@ -13,12 +13,16 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "bench/bench.h"
+#include "bench/routing_internal.h"
 #include "images/image_inputs.h"
 #include "session/session.h"
 #include "train/profile.h"
 
-static const Option rows[] = {BENCH_ROWS, TRAIN_ROWS};
+static const Option rows[] = {BENCH_ROWS, TRAIN_ROWS,
+    {"bench.routing", OPTION_CHOICE, offsetof(TrainOptions, measure.routing), "untrained", 0, 0, "untrained|balanced|random|trace", "",
+        "the experts of each row: chosen by the model's untrained routers; equally many rows per expert; random; or those of bench.trace"},
+    {"bench.trace", OPTION_STRING, offsetof(TrainOptions, measure.trace), "", 0, 0, NULL, "",
+        "a file that smelt train CONFIG.yaml routing_trace=FILE wrote, for bench.routing=trace"}};
 
 /* -- A trainer ----------------------------------------------------------------------------------------------------- */
 
@@ -28,10 +32,17 @@ typedef struct Trainer {
     int64_t groups; /* number of ranks, or groups of ranks, that have different microbatches */
     Config config;  /* with the microbatch that is measured */
     Session session;
-    int64_t available; /* free bytes before any allocation */
+    BenchRouting routing;
+    RoutingTrace trace; /* of BENCH_ROUTING_TRACE */
+    int64_t available;  /* free bytes before any allocation */
 } Trainer;
 
 static void close_session(Trainer *trainer) { session_free(&trainer->session); }
+
+static void close_trainer(Trainer *trainer) {
+    close_session(trainer);
+    routing_trace_close(&trainer->trace);
+}
 
 static int64_t rows_per_microbatch(const Config *config) { return config->batch.sequences * config->data.length; }
 
@@ -103,9 +114,12 @@ static void fill_random_tokens(const Session *session) {
     fill_pairs(session);
 }
 
-static void fill_inputs(const Session *session) {
-    if (model_makes_images(&session->config->model)) image_put_synthetic(&session->training.model, session->training.executor);
+static void fill_inputs(const Trainer *trainer) {
+    const Session *session = &trainer->session;
+    const Program *training = &session->training;
+    if (model_makes_images(&session->config->model)) image_put_synthetic(&training->model, training->executor);
     else fill_random_tokens(session);
+    bench_fill_routing(&training->model, &session->config->model, training->executor, trainer->routing, &trainer->trace);
 }
 
 /* Call close_session whether it succeeds or fails. */
@@ -116,7 +130,7 @@ static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulati
         return false;
     Fp8Use use = fp8_count_use(trainer->session.training.model.graph, &trainer->config.model);
     if (comm_rank(trainer->comm) == 0) fp8_warn_if_idle(&trainer->config.model, &use, "");
-    if (!trainer->session.pipeline) fill_inputs(&trainer->session);
+    if (!trainer->session.pipeline) fill_inputs(trainer);
     return true;
 }
 
@@ -137,17 +151,18 @@ static void put_scales(const Session *session) {
 
 /* Data stay in the inputs, except that stages of a pipeline have inputs of several microbatches. */
 static void load_bench_inputs(void *context, int64_t microbatch) {
-    const Session *session = context;
+    const Trainer *trainer = context;
     (void)microbatch;
-    put_scales(session);
-    if (session->pipeline) fill_inputs(session);
+    put_scales(&trainer->session);
+    if (trainer->session.pipeline) fill_inputs(trainer);
 }
 
 /* Runs the microbatches of a step; the gradients are complete afterwards. */
-static bool run_microbatches(Session *session, Profile *profile, Error *error) {
+static bool run_microbatches(Trainer *trainer, Profile *profile, Error *error) {
+    Session *session = &trainer->session;
     const ProgramWork work = {.microbatches = session_step_microbatches(session),
         .load = load_bench_inputs,
-        .context = session,
+        .context = trainer,
         .hook = profile ? profile_node : NULL,
         .hook_context = profile};
     if (!session_run(session, &work, error)) return false;
@@ -169,11 +184,12 @@ static bool find_norm(Session *session, double *norm, Error *error) {
 
 /* Runs a training step: zero, microbatches, norm, clipped update. `profile`, if not NULL, receives
  * its times. */
-static bool run_timed_step(Session *session, Profile *profile, Error *error) {
+static bool run_timed_step(Trainer *trainer, Profile *profile, Error *error) {
+    Session *session = &trainer->session;
     const Config *config = session->config;
     double start = log_seconds(), norm;
     session_begin_step(session, ++session->step, 1e-3 * config->optimizer.lr, config->batch.tokens);
-    if (!run_microbatches(session, profile, error)) return false;
+    if (!run_microbatches(trainer, profile, error)) return false;
     amax_history_note(session->history, session->step, true);
     double executed = log_seconds();
     if (!find_norm(session, &norm, error)) return false;
@@ -191,15 +207,16 @@ static bool run_timed_step(Session *session, Profile *profile, Error *error) {
 
 /* Measures the seconds per step of `steps` steps, on the slowest rank. One step before them chooses GEMM algorithms; if
  * the device records programs, a second one records the program. */
-static bool time_steps(Session *session, int64_t steps, double *seconds, Error *error) {
+static bool time_steps(Trainer *trainer, int64_t steps, double *seconds, Error *error) {
+    const Session *session = &trainer->session;
     Device *device = session->device;
     int64_t warm = device_info(device)->records && session_step_microbatches(session) == 1 ? 2 : 1;
     for (int64_t i = 0; i < warm; i++)
-        if (!run_timed_step(session, NULL, error)) return false;
+        if (!run_timed_step(trainer, NULL, error)) return false;
     device_synchronize(device);
     double start = log_seconds();
     for (int64_t i = 0; i < steps; i++)
-        if (!run_timed_step(session, NULL, error)) return false;
+        if (!run_timed_step(trainer, NULL, error)) return false;
     device_synchronize(device);
     *seconds = (log_seconds() - start) / (double)steps;
     return device_ok(device, error) && comm_host_all_reduce(session->comm, "seconds", seconds, 1, COMM_F64, COMM_MAX, error);
@@ -207,10 +224,11 @@ static bool time_steps(Session *session, int64_t steps, double *seconds, Error *
 
 /* Prints to stderr the time of `steps` more steps by operation; stdout has only the table of
  * results. */
-static bool profile_steps(Session *session, int64_t steps, Error *error) {
+static bool profile_steps(Trainer *trainer, int64_t steps, Error *error) {
+    const Session *session = &trainer->session;
     Profile profile = {0};
     for (int64_t i = 0; i < steps; i++)
-        if (!run_timed_step(session, &profile, error)) return false;
+        if (!run_timed_step(trainer, &profile, error)) return false;
     if (comm_rank(session->comm) == 0) profile_print(&profile, 0, stderr);
     return device_ok(session->device, error);
 }
@@ -218,7 +236,7 @@ static bool profile_steps(Session *session, int64_t steps, Error *error) {
 /* Measures the tokens per second of a microbatch. */
 static bool try_microbatch(Trainer *trainer, int64_t sequences, int64_t accumulation, double *rate, Error *error) {
     double seconds;
-    bool good = open_session(trainer, sequences, accumulation, error) && time_steps(&trainer->session, 1, &seconds, error);
+    bool good = open_session(trainer, sequences, accumulation, error) && time_steps(trainer, 1, &seconds, error);
     close_session(trainer);
     if (!good) return false;
     *rate = (double)trainer->config.batch.tokens / seconds / comm_size(trainer->comm);
@@ -289,9 +307,9 @@ static bool measure_trainer(Trainer *trainer, const TrainMeasure *measure, Train
         (!sequences && !search(trainer, largest_fitting(trainer, most), &sequences, error)))
         return false;
     config->batch.tokens = tokens;
-    if (!open_session(trainer, sequences, measure->accumulation, error) || !time_steps(session, measure->steps, &seconds, error))
+    if (!open_session(trainer, sequences, measure->accumulation, error) || !time_steps(trainer, measure->steps, &seconds, error))
         return false;
-    if (config->profile && !profile_steps(session, config->profile, error)) return false;
+    if (config->profile && !profile_steps(trainer, config->profile, error)) return false;
     *speed = (TrainSpeed){.microbatch = sequences,
         .accumulation = session_step_microbatches(session),
         .step_seconds = seconds,
@@ -312,17 +330,33 @@ static bool set_ranks(Trainer *trainer, Error *error) {
     return comm_host_all_reduce(trainer->comm, "available", &trainer->available, 1, COMM_I64, COMM_MIN, error);
 }
 
+/* Gives the model the routing that the options name. */
+static bool take_routing(Trainer *trainer, const TrainMeasure *measure, Error *error) {
+    static const char *const names[] = {"untrained", "balanced", "random", "trace"};
+    ModelConfig *model = &trainer->config.model;
+    const char *path = measure->trace ? measure->trace : "";
+    trainer->routing = (BenchRouting)measure->routing;
+    model->given_routing = trainer->routing != BENCH_ROUTING_MODEL;
+    if (model->given_routing && !model->experts)
+        return error_set(
+            error, ERROR_USAGE, "bench.routing=%s: the model has no experts: remove it, or set model.experts", names[trainer->routing]);
+    if ((trainer->routing == BENCH_ROUTING_TRACE) != (*path != 0))
+        return error_set(error, ERROR_USAGE, "bench.routing=%s with bench.trace=%s: set bench.routing=trace and bench.trace=FILE together",
+            names[trainer->routing], *path ? path : "(empty)");
+    return !*path || (routing_trace_open(&trainer->trace, path, model, error) && bench_check_trace(&trainer->trace, model, error));
+}
+
 bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure *measure, TrainSpeed *speed, Error *error) {
-    SCOPED(close_session)
+    SCOPED(close_trainer)
     Trainer trainer = {.device = bench->device, .comm = bench->comm ? bench->comm : comm_alone(), .config = *config};
-    return set_ranks(&trainer, error) && measure_trainer(&trainer, measure, speed, error);
+    return take_routing(&trainer, measure, error) && set_ranks(&trainer, error) && measure_trainer(&trainer, measure, speed, error);
 }
 
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */
 
 static const BenchColumn columns[] = {{"type", BENCH_TEXT, 5}, {"ranks", 0, 6}, {"parameters", 0, 12}, {"length", 0, 8},
     {"microbatch", 0, 10}, {"accumulation", 0, 12}, {"step_ms", 2, 11}, {"tokens_s", 1, 12}, {"tflops", 3, 9}, {"peak_percent", 1, 12},
-    {"best_percent", 1, 12}, {"memory_bytes", 0, 14}};
+    {"best_percent", 1, 12}, {"memory_bytes", 0, 14}, {"routing", BENCH_TEXT, 10}};
 
 const char *bench_type_name(const Config *config) {
     return config->model.fp8.recipe ? "fp8" : precision_name((Precision)config->precision);
@@ -348,7 +382,8 @@ static bool run_ranks(Bench *bench, Error *error) {
         (BenchCell[]){TEXT(bench_type_name(config)), NUMBER(comm_size(bench->comm)), NUMBER(speed.parameters), NUMBER(config->data.length),
             NUMBER(speed.microbatch), NUMBER(speed.accumulation), NUMBER(1e3 * speed.step_seconds), NUMBER(speed.tokens_per_second),
             NUMBER(speed.flops / 1e12), NUMBER(100 * speed.flops / hardware_peak(bench->device, precision, fp8)),
-            NUMBER(best > 0 ? 100 * speed.flops / best : NAN), NUMBER(speed.memory)});
+            NUMBER(best > 0 ? 100 * speed.flops / best : NAN), NUMBER(speed.memory),
+            TEXT(bench_routing_name((BenchRouting)options->measure.routing, &config->model))});
     return true;
 }
 
@@ -370,7 +405,10 @@ const Benchmark bench_train = {
         "count the model's operations\n"
         "without recomputation. % of peak relates them to the vendor's figure for the GPU (the fp8 figure if fp8.recipe is set), % of best "
         "to the fastest large GEMM measured here in the configuration's precision. profile=N measures N more steps and prints the time of "
-        "each operation.\n",
+        "each operation.\n"
+        "The routers of a new model are uneven. Figures of models with experts depend on the routing: bench.routing names it, and the "
+        "column "
+        "routing prints it.\n",
     .config = BENCH_CONFIG_REQUIRED,
     .ranks = true,
     BENCH_PARTS(TrainOptions, run_training),

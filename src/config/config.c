@@ -116,6 +116,10 @@ static const Option rows[] = {
     INT_OPTION(profile, "0", 0, 1e6, "steps",
         "profile this many steps, print the time of each operation (longest first), and exit; 0: train", ONCE),
     STRING_OPTION(dump, "", "", "folder to write inputs, logits, loss, weights and gradients of the first step to; empty: none", ONCE),
+    STRING_OPTION(routing_trace, "", "",
+        "file to write the experts that routers choose in rank 0's first microbatch to, for smelt bench train bench.routing=trace; empty: "
+        "none",
+        ONCE),
     BOOL_OPTION(tensorboard, "true", "write TensorBoard event files to the run folder", FREE),
 
     STRING_OPTION(data.train, "", "",

@@ -113,6 +113,7 @@ typedef struct ModelConfig {
     Fp8Config fp8;               /* not part of the model: how it is computed */
     PreferenceConfig preference; /* not part of the model: its loss */
     PolicyConfig policy;         /* the same */
+    bool given_routing;          /* not a setting: a benchmark chooses the experts of each row (Model.routing); false in a training */
 } ModelConfig;
 
 static inline bool model_layer_has_experts(const ModelConfig *model, int64_t layer) {
@@ -250,7 +251,7 @@ typedef struct MetricsConfig {
 } MetricsConfig;
 
 typedef struct Config {
-    const char *run, *init, *dump;
+    const char *run, *init, *dump, *routing_trace;
     const char *on_event;
     const char *fork; /* as given: a new run folder; cmd_train.c moves it to `run` and puts the run to fork from here */
     int64_t from;     /* RunPoint.step of `fork` (run/run.h) */

@@ -145,6 +145,8 @@ static const Need rows[] = {
     {"dump", TEXT_ONLY, is_text, REFUSE},
     {"dump", "plan=false", trains, WARN},
     {"dump", "offload=none", keeps_whole_state, REFUSE},
+    {"routing_trace", "model.experts", has_experts, REFUSE},
+    {"routing_trace", "plan=false", trains, WARN},
     {"offload", "a device with memory of its own, not a CPU", has_device_memory, START},
 
     {"metrics.every", "metrics.file, metrics.otlp or the server of a TrainJob", exports, WARN},

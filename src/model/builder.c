@@ -283,6 +283,10 @@ Routing builder_router(Builder *b, TensorId logits, TensorId bias, bool skip) {
         .auxiliary = whole ? 0 : c->auxiliary_loss,
         .loads = whole};
     Routing routing = op_router(graph, logits, bias, b->share, b->loss, &spec);
+    if (b->routing) {
+        int64_t shape[] = {graph_rows(graph, logits), spec.k};
+        routing.index = b->routing[b->layer] = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 2, shape, "given_routing");
+    }
     if (!whole || !routing.loads) return routing;
     b->loads = b->loads ? op_add(graph, b->loads, routing.loads) : routing.loads;
     BalanceLossSpec balance = {.experts = c->experts,

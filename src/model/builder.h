@@ -42,6 +42,7 @@ typedef struct Builder {
     TensorId loads;                     /* sums of router loads so far, WIDE [2, classes] */
     const ModelCut *cut;                /* NULL: no pipeline */
     ModelChunk *chunks;                 /* those of the Model */
+    TensorId *routing;                  /* that of the Model */
     const char *layer_names;            /* FamilyRule.layers; flux changes it for its two kinds of blocks */
     int layer;                          /* -1: outside layers */
 } Builder;
@@ -175,7 +176,8 @@ struct AttentionLayer;
 TensorId builder_latent_attention(Builder *builder, TensorId x, const struct AttentionLayer *layer);
 /* Appends a router over its logits [R, classes], with the configured load-balancing loss: per
  * layer, or, for a loss of the whole model, over the loads of all layers after the last router.
- * `bias` as in op_router. */
+ * `bias` as in op_router. If a benchmark gives the routing, the experts come from its input, and the
+ * gates remain those of the router's own choices. */
 Routing builder_router(Builder *builder, TensorId logits, TensorId bias, bool skip);
 /* Gated experts: PREFIX.gate_up_proj [E, 2F, D] and PREFIX.down_proj [E, D, F]. */
 typedef struct ExpertsSpec {

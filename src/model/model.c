@@ -188,6 +188,7 @@ static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfi
     }
     if (loss && config->preference.loss != PREFERENCE_NONE) declare_pairs(&model);
     if (loss && config->policy.loss) declare_policy(&model);
+    if (config->given_routing && mode == MODEL_TRAIN) model.routing = memory_allocate((size_t)config->layers * sizeof *model.routing);
     Builder builder = {.graph = graph,
         .config = config,
         .lora = lora,
@@ -203,6 +204,7 @@ static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfi
         .loss = model.loss,
         .cut = cut,
         .chunks = model.chunks,
+        .routing = model.routing,
         .layer_names = family_of(config)->layers,
         .layer = -1};
     Trunk trunk = family_of(config)->build(&builder);
@@ -242,6 +244,7 @@ Model model_describe(const ModelConfig *config, const LoraConfig *lora, Precisio
 void model_free(Model *model) {
     graph_free(model->graph);
     free(model->chunks);
+    free(model->routing);
     *model = (Model){0};
 }
 

@@ -86,6 +86,7 @@ typedef struct Model {
     TensorId limit, argmax;      /* MODEL_GENERATE: INT32 [1], and the largest logits of tokens below it (op_argmax) */
     TensorId choice, drawn;      /* of model_build_slots in place of argmax: as in op_draw, for each row */
     TensorId penalties, counts;  /* with SlotSizes.penalized: choice and state of op_penalize */
+    TensorId *routing;           /* by layer, with ModelConfig.given_routing: INT32 [rows of the router, k], experts; else NULL */
     ModelChunk *chunks;          /* of a pipeline stage; NULL: the model is whole */
     int chunk_count;
 } Model;

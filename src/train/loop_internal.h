@@ -17,6 +17,7 @@
 #include "session/session.h"
 #include "train/pace_internal.h"
 #include "train/profile.h"
+#include "train/routing_trace.h"
 #include "train/train.h"
 
 /* Chooses this rank's microbatches in the global order of the data; called by the loader's thread.
@@ -84,13 +85,14 @@ typedef struct Loop {
     Pace pace;
     int64_t available; /* free memory for this rank before it allocated any; -1: unknown */
     bool dumped;
-    char *logits;       /* of the step to be dumped, until it is dumped; or NULL */
-    bool untrained;     /* a step without trained tokens was reported */
-    bool unread;        /* some rank could not read its data */
-    bool unrecorded;    /* the last record could not be written */
-    bool unevaluated;   /* the last evaluation was stopped by a signal */
-    Error save_failure; /* of the last save that ended */
-    double save_wait;   /* seconds that training waited for saves and that are not reported yet */
+    char *logits;            /* of the step to be dumped, until it is dumped; or NULL */
+    RoutingRecorder routing; /* for routing_trace, until it is written */
+    bool untrained;          /* a step without trained tokens was reported */
+    bool unread;             /* some rank could not read its data */
+    bool unrecorded;         /* the last record could not be written */
+    bool unevaluated;        /* the last evaluation was stopped by a signal */
+    Error save_failure;      /* of the last save that ended */
+    double save_wait;        /* seconds that training waited for saves and that are not reported yet */
     DataWait data_wait;
     double waited;   /* seconds that this rank has waited for collectives, up to the last reported step */
     Profile profile; /* used if config->profile is set */

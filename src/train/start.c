@@ -148,6 +148,10 @@ static bool check_settings(const Config *config, int ranks, Error *error) {
     if (config->lora.rank && config->dump[0])
         return error_set(error, ERROR_USAGE,
             "dump=%s writes all weights and gradients, but lora.rank trains only adapters: remove one of the two", config->dump);
+    if (config->routing_trace[0] && config->layout.pp > 1)
+        return error_set(error, ERROR_USAGE,
+            "routing_trace=%s with layout.pp=%lld: one rank records all layers, but a stage has only its own: set layout.pp=1",
+            config->routing_trace, (long long)config->layout.pp);
     return ranks == 1 || !config->dump[0] ||
            error_set(error, ERROR_USAGE, "dump=%s needs one process, but there are %d: start only one", config->dump, ranks);
 }
@@ -595,6 +599,7 @@ void loop_close(Loop *loop) {
     sampler_close(loop->sampler);
     if (loop->metrics) metrics_close(loop->metrics);
     loop_close_loader(loop);
+    routing_recorder_free(&loop->routing);
     loop_close_rollouts(loop);
     session_free(&loop->session);
     lease_release(loop->lease);

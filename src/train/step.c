@@ -285,6 +285,20 @@ static void keep_logits(void *context, int64_t microbatch) {
     if (loop->logits) executor_read(training->executor, training->model.logits, loop->logits + (size_t)microbatch * logits_bytes(loop));
 }
 
+/* Returns whether the next step's choices of experts are recorded. */
+static bool records_routing(const Loop *loop) {
+    return loop->config->routing_trace[0] && loop_leads(loop) && !loop->routing.written && !loop->config->profile;
+}
+
+static bool write_routing(Loop *loop, Error *error) {
+    const Config *config = loop->config;
+    if (!records_routing(loop)) return true;
+    bool written = routing_write(&loop->routing, config->routing_trace, &config->model, error);
+    if (written)
+        log_info("wrote the experts that routers chose in step %lld to %s", (long long)loop->session.step + 1, config->routing_trace);
+    return written || error_context(error, "routing_trace=%s", config->routing_trace);
+}
+
 static bool run_share(Loop *loop, const StepShare *share, Error *error) {
     const Program *training = &loop->session.training;
     ProgramWork work = {.microbatches = share->rounds,
@@ -293,6 +307,11 @@ static bool run_share(Loop *loop, const StepShare *share, Error *error) {
         .context = &(Running){loop, share},
         .hook = loop->config->profile ? profile_node : NULL,
         .hook_context = &loop->profile};
+    if (records_routing(loop)) {
+        loop->routing.executor = training->executor;
+        work.hook = routing_record_node;
+        work.hook_context = &loop->routing;
+    }
     return session_run(&loop->session, &work, error) && executor_finish(training->executor, error) && comm_ok(loop->comm, error);
 }
 
@@ -539,7 +558,9 @@ bool loop_step(Loop *loop, Error *error) {
         return error_context(error, "step %lld", (long long)step);
     if (!share.targets) report_untrained(loop, step);
     double executed = log_seconds();
-    if (!sum_outcome(loop, &outcome, error) || !dump(loop, error) || !apply_gradients(loop, step, &share, &outcome, error)) return false;
+    if (!sum_outcome(loop, &outcome, error) || !dump(loop, error) || !write_routing(loop, error) ||
+        !apply_gradients(loop, step, &share, &outcome, error))
+        return false;
     if (config->profile) device_synchronize(session->device);
     amax_history_note(session->history, step, is_finite(&outcome));
     double seconds = log_seconds() - start;

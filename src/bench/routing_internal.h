@@ -1,0 +1,17 @@
+/* The routing that smelt bench train gives to a model's experts, so that its figures can be compared
+ * with those of other programs. */
+#pragma once
+
+#include "bench/bench.h"
+#include "model/model.h"
+#include "train/routing_trace.h"
+
+/* Fills Model.routing of a started program. Each rank whose rows differ from others' has other
+ * choices.
+ *   balanced  every expert of a layer has the same number of choices, or one more
+ *   random    each row chooses k different experts, all equally likely
+ *   trace     consecutive rows of the trace, from the beginning again after its end */
+void bench_fill_routing(const Model *model, const ModelConfig *config, Executor *executor, BenchRouting routing, const RoutingTrace *trace);
+/* Returns whether the trace has every layer with experts. ERROR_USAGE. */
+bool bench_check_trace(const RoutingTrace *trace, const ModelConfig *config, Error *error);
+const char *bench_routing_name(BenchRouting routing, const ModelConfig *config);
