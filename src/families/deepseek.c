@@ -216,7 +216,7 @@ static bool read_gguf(const GgufKeys *keys) {
     int64_t query_latents = 0, groups = 1, chosen = 1, columns = 0, rotated = 0, key_heads = 0;
     int64_t heads = gguf_field(keys, "num_attention_heads");
     json_t *object = keys->object;
-    if (!gguf_read_dense(keys) || !gguf_key_integer(keys, "attention.q_lora_rank", &query_latents) ||
+    if (!gguf_read_dense(keys) || !gguf_read_prediction(keys) || !gguf_key_integer(keys, "attention.q_lora_rank", &query_latents) ||
         !gguf_key_integer(keys, "expert_group_count", &groups) || !gguf_key_integer(keys, "expert_group_used_count", &chosen) ||
         !gguf_key_integer(keys, "attention.key_length", &columns) || !gguf_key_integer(keys, "rope.dimension_count", &rotated) ||
         !gguf_key_integer(keys, "attention.head_count_kv", &key_heads))
@@ -261,6 +261,7 @@ static const GgufRow gguf_rows[] = {
     {"expert_group_count", ROW_READ, 0, false, NULL},
     {"expert_group_used_count", ROW_READ, 0, false, NULL},
     {"rope.scaling.yarn_log_multiplier", ROW_READ, 0, false, NULL},
+    {"nextn_predict_layers", ROW_READ, 0, false, NULL},
     {NULL, ROW_READ, 0, false, NULL},
 };
 static const GgufName gguf_names[] = {

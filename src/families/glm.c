@@ -66,9 +66,7 @@ static bool check_gguf(const ModelConfig *c, Error *error) {
 }
 
 static bool read_gguf(const GgufKeys *keys) {
-    int64_t layers = 0;
-    if (!gguf_read_dense(keys) || !gguf_key_count(keys, "nextn_predict_layers", &layers)) return false;
-    if (layers) return gguf_key_refuse(keys, "nextn_predict_layers", "must be 0: smelt does not read layers of multi-token prediction");
+    if (!gguf_read_dense(keys) || !gguf_read_prediction(keys)) return false;
     hf_put(keys->object, "attention_bias", json_boolean(gguf_tensor(keys->file, "blk.0.attn_q.bias") != NULL));
     hf_put(keys->object, "use_qk_norm", json_boolean(gguf_tensor(keys->file, "blk.0.attn_q_norm.weight") != NULL));
     return gguf_check_scores(keys, true);

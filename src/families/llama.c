@@ -217,6 +217,7 @@ static void list_mixtral(HfTensorList *list, const HfParameter *parameter) {
     hf_list_split_experts(list, parameter, "block_sparse_moe", (const char *const[]){"w1", "w3", "w2"});
 }
 
+static const char query_scale_key[] = "attention.temperature_scale";
 static const GgufRow gguf_dense_rows[] = {
     {"expert_count", ROW_READ, 0, false, NULL}, /* 0 */
     {"expert_used_count", ROW_READ, 0, false, NULL},
@@ -249,8 +250,40 @@ static bool check_qwen3_moe_gguf(const ModelConfig *c, Error *error) {
            error_set(error, ERROR_USAGE, "model.renormalise=false: gates of llama.cpp's qwen3moe sum to 1; write a folder");
 }
 
+/* llama.cpp scales queries by the positions that are beyond the original context of yarn. */
+static bool check_ministral3_gguf(const ModelConfig *c, Error *error) {
+    if (!(c->rope_factor > 1) || c->rope_scaling != ROPE_YARN)
+        return error_set(error, ERROR_USAGE,
+            "model.rope_query_scale=%g without model.rope_scaling=yarn: llama.cpp's mistral3 has both: export a folder instead",
+            c->rope_query_scale);
+    return c->rope_attention_factor == 1 ||
+           error_set(error, ERROR_USAGE, "model.rope_attention_factor=%g: llama.cpp's mistral3 computes 1 only: export a folder instead",
+               c->rope_attention_factor);
+}
+
+static bool read_ministral3_gguf(const GgufKeys *keys) {
+    json_t *rope = json_object_get(keys->object, "rope_parameters");
+    double scale = 0;
+    if (!gguf_key_real(keys, query_scale_key, &scale)) return false;
+    if (!(scale > 0)) return gguf_key_refuse(keys, query_scale_key, "is missing or not positive");
+    hf_put(rope, "llama_4_scaling_beta", json_real(gguf_shortest(scale)));
+    return gguf_read_padding(keys);
+}
+
+static const GgufRow gguf_ministral3_rows[] = {
+    {query_scale_key, ROW_REAL, GGUF_AT(rope_query_scale), true, NULL},
+    {"rope.scaling.yarn_log_multiplier", ROW_READ, 0, false, NULL},
+    {NULL, ROW_READ, 0, false, NULL},
+};
+
 static const GgufClass gguf_llama = {.architecture = "llama", .rotary = true, .pairs = true, .rows = gguf_dense_rows};
 static const GgufClass gguf_mixtral = {.architecture = "llama", .experts = true, .rotary = true, .pairs = true, .rows = gguf_expert_rows};
+static const GgufClass gguf_ministral3 = {.architecture = "mistral3",
+    .rotary = true,
+    .pairs = true,
+    .rows = gguf_ministral3_rows,
+    .read = read_ministral3_gguf,
+    .check = check_ministral3_gguf};
 static const GgufClass gguf_qwen2 = {.architecture = "qwen2", .rotary = true};
 static const GgufClass gguf_qwen3 = {.architecture = "qwen3", .rotary = true};
 static const GgufClass gguf_qwen3_moe = {.architecture = "qwen3moe",
@@ -282,7 +315,8 @@ static const HfClass ministral3 = {.model_type = "ministral3",
     .scales_queries = true,
     .fits = fits_ministral3,
     .check = check_llama_class,
-    .put = put_mistral};
+    .put = put_mistral,
+    .gguf = &gguf_ministral3};
 static const HfClass mixtral = {.model_type = "mixtral",
     .architecture = "MixtralForCausalLM",
     .tables = {{mixtral_fields, TABLES}},

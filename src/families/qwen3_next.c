@@ -35,6 +35,33 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put_sparse_layers(object, c);
 }
 
+static bool check_qwen3next_gguf(const ModelConfig *c, Error *error) {
+    if (model_mixes_layers(c))
+        return error_set(error, ERROR_USAGE,
+            "model.experts_first=%lld, model.experts_period=%lld: llama.cpp's qwen3next has experts in all layers: export a folder instead",
+            (long long)c->experts_first, (long long)c->experts_period);
+    if (!c->renormalise)
+        return error_set(error, ERROR_USAGE, "model.renormalise=false: gates of llama.cpp's qwen3next sum to 1: export a folder instead");
+    return hf_check_delta_gguf(c, error);
+}
+
+static bool read_qwen3next_gguf(const GgufKeys *keys) {
+    hf_put(keys->object, "norm_topk_prob", json_true());
+    return hf_read_delta_gguf(keys);
+}
+
+static const GgufRow gguf_rows[] = {GGUF_DELTA_ROWS, GGUF_DELTA_EXPERT_ROWS, {NULL, ROW_READ, 0, false, NULL}};
+static const GgufName gguf_names[] = {GGUF_DELTA_NAMES, {NULL, NULL}};
+static const GgufClass gguf = {.architecture = "qwen3next",
+    .experts = true,
+    .rotary = true,
+    .rows = gguf_rows,
+    .names = gguf_names,
+    .list = hf_list_delta_gguf,
+    .read = read_qwen3next_gguf,
+    .put = hf_put_delta_gguf,
+    .check = check_qwen3next_gguf};
+
 static const HfClass class = {.model_type = "qwen3_next",
     .architecture = "Qwen3NextForCausalLM",
     .tables = {{fields, hf_delta_expert_fields, hf_delta_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
@@ -45,7 +72,8 @@ static const HfClass class = {.model_type = "qwen3_next",
     .skips_prediction = true,
     .put = put,
     .list = hf_list_experts,
-    .layouts = {HF_STACKED}};
+    .layouts = {HF_STACKED},
+    .gguf = &gguf};
 static const HfClass *const classes[] = {&class, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */

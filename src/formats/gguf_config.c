@@ -79,7 +79,7 @@ static bool has_key(const GgufClass *class, const char *key) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-static const GgufValue *value_of(const GgufKeys *r, const char *key) {
+const GgufValue *gguf_key_value(const GgufKeys *r, const char *key) {
     SCOPED_FREE char *full = memory_format("%s.%s", r->class->gguf->architecture, key);
     return gguf_find(r->file, full);
 }
@@ -89,17 +89,17 @@ bool gguf_key_refuse(const GgufKeys *r, const char *key, const char *reason) {
 }
 
 bool gguf_key_real(const GgufKeys *r, const char *key, double *number) {
-    const GgufValue *value = value_of(r, key);
+    const GgufValue *value = gguf_key_value(r, key);
     return !value || gguf_real(value, number) || gguf_key_refuse(r, key, "is not a number");
 }
 
 bool gguf_key_integer(const GgufKeys *r, const char *key, int64_t *number) {
-    const GgufValue *value = value_of(r, key);
+    const GgufValue *value = gguf_key_value(r, key);
     return !value || (gguf_integer(value, number) && *number > 0) || gguf_key_refuse(r, key, "is not a positive integer");
 }
 
 bool gguf_key_count(const GgufKeys *r, const char *key, int64_t *number) {
-    const GgufValue *value = value_of(r, key);
+    const GgufValue *value = gguf_key_value(r, key);
     return !value || (gguf_integer(value, number) && *number >= 0) || gguf_key_refuse(r, key, "is not a count");
 }
 
@@ -124,7 +124,7 @@ static double shortest_within(double value, double tolerance) {
 double gguf_shortest(double value) { return shortest_within(value, 0x1p-24); }
 
 static bool read_gguf_boolean(const GgufKeys *r, const GgufRow *row) {
-    const GgufValue *value = value_of(r, row->key);
+    const GgufValue *value = gguf_key_value(r, row->key);
     bool boolean = false;
     if (value && !gguf_boolean(value, &boolean)) return gguf_key_refuse(r, row->key, "is not a boolean");
     hf_put(r->object, row->field, json_boolean(boolean));
@@ -135,7 +135,7 @@ static bool read_gguf_row(const GgufKeys *r, const GgufRow *row) {
     int64_t integer = 0;
     double real = 0;
     if (row->use == ROW_BOOLEAN) return read_gguf_boolean(r, row);
-    if (!value_of(r, row->key)) return !row->required || gguf_key_refuse(r, row->key, "is missing");
+    if (!gguf_key_value(r, row->key)) return !row->required || gguf_key_refuse(r, row->key, "is missing");
     if (row->use == ROW_INTEGER ? !gguf_key_integer(r, row->key, &integer) : !gguf_key_real(r, row->key, &real)) return false;
     if (row->field) hf_put(r->object, row->field, row->use == ROW_INTEGER ? json_integer(integer) : json_real(gguf_shortest(real)));
     return true;
@@ -147,6 +147,15 @@ bool gguf_read_dense(const GgufKeys *r) {
     if (!width) return gguf_key_refuse(r, "feed_forward_length", "is missing");
     hf_put_integer(r->object, "intermediate_size", width);
     hf_put_integer(r->object, "first_k_dense_replace", layers);
+    return true;
+}
+
+bool gguf_read_prediction(const GgufKeys *r) {
+    static const char key[] = "nextn_predict_layers";
+    int64_t layers = gguf_field(r, "num_hidden_layers"), skipped = 0;
+    if (!gguf_key_count(r, key, &skipped)) return false;
+    if (skipped >= layers) return gguf_key_refuse(r, key, "is not below block_count");
+    hf_put_integer(r->object, "num_hidden_layers", layers - skipped);
     return true;
 }
 
@@ -254,6 +263,10 @@ static bool read_gguf_yarn(const GgufKeys *r, json_t *rope, double factor) {
         if (attention != 1) return gguf_key_refuse(r, "rope.scaling.attn_factor", "must be 1");
         hf_put(rope, "attention_factor", json_real(1));
         hf_put(rope, "mscale_all_dim", json_real(gguf_shortest(gguf_shortest(log_multiplier) / YARN_LOG_UNIT)));
+    } else if (r->class->scales_queries) {
+        if (log_multiplier == 0) return gguf_key_refuse(r, "rope.scaling.yarn_log_multiplier", "is missing or 0");
+        if (attention != 1) return gguf_key_refuse(r, "rope.scaling.attn_factor", "must be 1");
+        hf_put(rope, "attention_factor", json_real(1));
     } else
         hf_put(rope, "attention_factor",
             json_real(attention == 1 ? yarn_attention(factor) : shortest_within(attention * yarn_attention(factor), 0x1p-23)));
@@ -268,7 +281,7 @@ static bool gguf_text_is(GgufText text, const char *wanted) {
 }
 
 static bool read_positions(const GgufKeys *r) {
-    const GgufValue *type_value = value_of(r, "rope.scaling.type");
+    const GgufValue *type_value = gguf_key_value(r, "rope.scaling.type");
     GgufText type = {"none", strlen("none")};
     double theta = 10000, factor = 1;
     json_t *rope = json_object();
@@ -495,6 +508,7 @@ static void put_scaling(GgufWriter *writer, const ModelConfig *c, const char *ar
     if (c->rope_scaling != ROPE_YARN) return;
     gguf_put_integer(writer, KEY("original_context_length"), GGUF_U32, c->rope_original_context);
     if (hf_class(c)->scales_scores) gguf_put_real(writer, KEY("yarn_log_multiplier"), YARN_LOG_UNIT * c->rope_mscale);
+    else if (hf_class(c)->scales_queries) gguf_put_real(writer, KEY("yarn_log_multiplier"), 1);
     else gguf_put_real(writer, KEY("attn_factor"), c->rope_attention_factor / yarn_attention(c->rope_factor));
     gguf_put_real(writer, KEY("yarn_beta_fast"), c->rope_beta_fast);
     gguf_put_real(writer, KEY("yarn_beta_slow"), c->rope_beta_slow);

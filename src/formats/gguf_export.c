@@ -18,11 +18,11 @@
 
 /* -- Tensors ------------------------------------------------------------------------------------------------------- */
 
-/* Vectors, positions and routers stay in fp32, as llama.cpp expects; rows that are not whole blocks
+/* Vectors, positions, routers and convolutions stay in fp32, as llama.cpp expects; rows that are not whole blocks
  * become fp16. */
 static const GgufType *export_type(const GgufType *wanted, const HfTensor *tensor) {
     bool wide = tensor->rank == 1 || ends_with(tensor->name, ".bias") || ends_with(tensor->name, ".ffn_gate_inp.weight") ||
-                !strcmp(tensor->name, "position_embd.weight");
+                ends_with(tensor->name, ".ssm_conv1d.weight") || !strcmp(tensor->name, "position_embd.weight");
     if (wide) return gguf_type_named("F32");
     return tensor->shape[tensor->rank - 1] % wanted->elements ? gguf_type_named("F16") : wanted;
 }
@@ -34,17 +34,29 @@ static void add_tensors(GgufWriter *writer, const HfTensorList *list, const Gguf
     }
 }
 
+/* Puts a row of a parameter into the order and form of the file. */
+static void change_row(const HfTensor *tensor, const float *row, float *stored, int64_t columns) {
+    for (int64_t i = 0; i < columns; i++)
+        stored[hf_stored_column(tensor, i, columns)] = tensor->decays ? (float)-exp((double)row[i]) : row[i];
+}
+
 /* Encodes a part of a tensor row by row; returns its amax, or infinity if it has a NaN. */
 static float encode_tensor(const HfTensor *tensor, const GgufType *type, const float *values, unsigned char *blocks) {
     int64_t columns = tensor->shape[tensor->rank - 1], row_bytes = gguf_bytes(type, columns);
+    bool changes = hf_changes_rows(tensor);
     float most = 0;
-#pragma omp parallel for schedule(static) reduction(max : most)
-    for (int64_t r = 0; r < tensor->count / columns; r++) {
-        const float *row = values + r * columns;
-        float here = 0;
-        for (int64_t i = 0; i < columns; i++) here = isfinite(row[i]) ? fmaxf(here, fabsf(row[i])) : INFINITY;
-        if (here <= type->most) type->encode(row, blocks + hf_stored_row(tensor, r) * row_bytes, columns);
-        most = fmaxf(most, here);
+#pragma omp parallel reduction(max : most)
+    {
+        SCOPED_FREE float *space = changes ? memory_allocate((size_t)columns * sizeof *space) : NULL;
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < tensor->count / columns; r++) {
+            const float *row = values + r * columns;
+            float here = 0;
+            if (changes) row = (change_row(tensor, row, space, columns), space);
+            for (int64_t i = 0; i < columns; i++) here = isfinite(row[i]) ? fmaxf(here, fabsf(row[i])) : INFINITY;
+            if (here <= type->most) type->encode(row, blocks + hf_stored_row(tensor, r) * row_bytes, columns);
+            most = fmaxf(most, here);
+        }
     }
     return most;
 }

@@ -180,6 +180,10 @@ typedef struct HfTensor {
     int64_t offset;                 /* elements of the stored tensor before this part */
     HfForm form;
     int64_t paired; /* rows of a head: of each `paired` rows, rows i and i + paired / 2 are stored next to each other; 0: not paired */
+    /* GGUF files only. The columns of a row form tile_groups groups of blocks of tile_columns. A stored
+     * row has the first block of every group, then every second block, and so on. 0: the same order. */
+    int64_t tile_columns, tile_groups;
+    bool decays; /* GGUF files only: the stored number is -exp(x) */
 } HfTensor;
 typedef struct HfTensorList {
     HfTensor *items;
@@ -270,6 +274,10 @@ typedef struct GgufClass {
     int64_t window_period;    /* every layer has the window except the last of each period; 0: llama.cpp has no window */
     const GgufRow *rows;      /* replace rows of all architectures, and of all with RoPE, that have the same key; NULL: none */
     const GgufName *names;    /* tensor names that differ from Llama's (hf_tensors.c); NULL: none */
+    bool tiles_heads;         /* the nth value heads of all key heads are adjacent (hf_list_delta_gguf) */
+    /* Appends the tensors of a parameter, REST of its name (hf_split_layer), that llama.cpp stores in
+     * another form. Returns false if it stores the parameter as others. NULL: all of them. */
+    bool (*list)(HfTensorList *list, const HfParameter *parameter, const char *rest);
     /* Sets the fields that no row sets. NULL: none. */
     bool (*read)(const GgufKeys *keys);
     /* Writes the keys that no row writes. NULL: none. */
@@ -279,6 +287,8 @@ typedef struct GgufClass {
     bool (*check)(const ModelConfig *model, Error *error);
 } GgufClass;
 
+/* Returns the value of a key of the architecture; NULL if it is absent. */
+const GgufValue *gguf_key_value(const GgufKeys *keys, const char *key);
 /* Reads the number of a key that may be absent; *number is unchanged then. ERROR_CHECKPOINT. */
 bool gguf_key_real(const GgufKeys *keys, const char *key, double *number);
 bool gguf_key_integer(const GgufKeys *keys, const char *key, int64_t *number);
@@ -296,6 +306,48 @@ void gguf_put_scores(GgufWriter *writer, const ModelConfig *model);
 /* Reads and writes the width and the number of leading layers without experts. */
 bool gguf_read_dense(const GgufKeys *keys);
 void gguf_put_dense(GgufWriter *writer, const ModelConfig *model);
+/* Subtracts the layers for multi-token prediction (nextn_predict_layers) from num_hidden_layers: the
+ * file counts them in block_count. */
+bool gguf_read_prediction(const GgufKeys *keys);
+/* Returns the name of the tensor of a parameter. */
+char *gguf_tensor_name(const HfParameter *parameter);
+/* GGUF files of classes with the gated delta rule (hf_delta.c): rows of keys and names, and the
+ * functions of GgufClass. hf_read_delta_gguf sets the fields that no row sets. */
+#define GGUF_DELTA_ROWS \
+    {"ssm.conv_kernel", ROW_INTEGER, GGUF_AT(delta_taps), true, "linear_conv_kernel_dim"}, \
+    {"ssm.state_size", ROW_INTEGER, GGUF_AT(delta_key_dim), true, "linear_key_head_dim"}, \
+    {"ssm.group_count", ROW_INTEGER, GGUF_AT(delta_key_heads), true, "linear_num_key_heads"}, \
+    {"ssm.time_step_rank", ROW_INTEGER, GGUF_AT(delta_heads), true, "linear_num_value_heads"}, \
+    {"ssm.inner_size", ROW_READ, 0, true, NULL}, \
+    {"full_attention_interval", ROW_READ, 0, false, NULL}, \
+    {"nextn_predict_layers", ROW_READ, 0, false, NULL}
+#define GGUF_DELTA_EXPERT_ROWS \
+    {"feed_forward_length", ROW_READ, 0, false, NULL}, /* of layers without experts */ \
+    {"expert_count", ROW_INTEGER, GGUF_AT(experts), true, "num_experts"}, \
+    {"expert_used_count", ROW_INTEGER, GGUF_AT(experts_per_token), true, "num_experts_per_tok"}, \
+    {"expert_feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "moe_intermediate_size"}, \
+    {"expert_shared_feed_forward_length", ROW_READ, 0, false, NULL}, \
+    {"expert_gating_func", ROW_READ, 0, false, NULL}
+#define GGUF_DELTA_NAMES \
+    {"post_attention_layernorm.", "post_attention_norm."}, \
+    {"linear_attn.in_proj_qkv.", "attn_qkv."}, \
+    {"linear_attn.in_proj_z.", "attn_gate."}, \
+    {"linear_attn.in_proj_b.", "ssm_beta."}, \
+    {"linear_attn.in_proj_a.", "ssm_alpha."}, \
+    {"linear_attn.in_proj_ba.", "ssm_ba."}, \
+    {"linear_attn.A_log", "ssm_a"}, \
+    {"linear_attn.dt_bias", "ssm_dt.bias"}, \
+    {"linear_attn.conv1d.", "ssm_conv1d."}, \
+    {"linear_attn.norm.", "ssm_norm."}, \
+    {"linear_attn.out_proj.", "ssm_out."}, \
+    {"mlp.shared_expert.gate_proj.", "ffn_gate_shexp."}, \
+    {"mlp.shared_expert.up_proj.", "ffn_up_shexp."}, \
+    {"mlp.shared_expert.down_proj.", "ffn_down_shexp."}, \
+    {"mlp.shared_expert_gate.", "ffn_gate_inp_shexp."}
+bool hf_read_delta_gguf(const GgufKeys *keys);
+void hf_put_delta_gguf(GgufWriter *writer, const ModelConfig *model);
+bool hf_check_delta_gguf(const ModelConfig *model, Error *error);
+bool hf_list_delta_gguf(HfTensorList *list, const HfParameter *parameter, const char *rest);
 /* Rows of classes with shared experts beside the chosen ones. */
 #define GGUF_SHARED_EXPERT_ROWS \
     {"expert_feed_forward_length", ROW_INTEGER, GGUF_AT(ffn), true, "moe_intermediate_size"}, \

@@ -41,6 +41,15 @@ static inline int64_t hf_rows(const HfTensor *tensor) {
 }
 /* Returns whether the elements of the parameter are stored in another order. */
 static inline bool hf_is_rearranged(const HfTensor *tensor) { return tensor->transposed || tensor->paired; }
+/* Returns the stored column that holds column `column` of a GGUF tensor with `columns` columns. */
+static inline int64_t hf_stored_column(const HfTensor *tensor, int64_t column, int64_t columns) {
+    int64_t unit = tensor->tile_columns;
+    if (!unit) return column;
+    int64_t block = column / unit, blocks = columns / unit / tensor->tile_groups;
+    return (block % blocks * tensor->tile_groups + block / blocks) * unit + column % unit;
+}
+/* Returns whether the elements of a GGUF tensor's rows are stored in another order or form. */
+static inline bool hf_changes_rows(const HfTensor *tensor) { return tensor->tile_columns || tensor->decays; }
 /* Returns the stored element that holds element `column` of row `row` of a parameter's matrix. */
 static inline int64_t hf_stored_element(const HfTensor *tensor, int64_t row, int64_t column) {
     int64_t stored = hf_stored_row(tensor, row);

@@ -3,6 +3,7 @@
  * files are thus read once and in order. The reader drops pages after use, so a model of any size
  * takes no more memory than its largest parameter. */
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -277,6 +278,17 @@ static void convert_row(size_t to, char *target, const GgufType *type, const uns
     for (int64_t i = 0; i < columns; i++) element_set(to, target, i, space[i]);
 }
 
+/* The same for a row in another order or form. */
+static void restore_row(
+    size_t to, char *target, const WeightEntry *entry, const unsigned char *blocks, const HfTensor *item, float *space) {
+    int64_t columns = item->shape[item->rank - 1];
+    entry->type->decode(blocks, space, columns);
+    for (int64_t i = 0; i < columns; i++) {
+        float stored = space[hf_stored_column(item, i, columns)];
+        element_set(to, target, i, item->decays ? (float)log(-(double)stored) : stored);
+    }
+}
+
 static void convert_blocks(size_t to, char *target, const WeightEntry *entry, const HfTensor *item) {
     int64_t columns = item->shape[item->rank - 1], row_bytes = gguf_bytes(entry->type, columns);
     const unsigned char *blocks = (const unsigned char *)entry->tensor->data + gguf_bytes(entry->type, item->offset);
@@ -284,8 +296,12 @@ static void convert_blocks(size_t to, char *target, const WeightEntry *entry, co
     {
         SCOPED_FREE float *space = memory_allocate((size_t)columns * sizeof *space);
 #pragma omp for schedule(static)
-        for (int64_t r = 0; r < item->count / columns; r++)
-            convert_row(to, target + r * columns * (int64_t)to, entry->type, blocks + hf_stored_row(item, r) * row_bytes, columns, space);
+        for (int64_t r = 0; r < item->count / columns; r++) {
+            char *row = target + r * columns * (int64_t)to;
+            const unsigned char *stored = blocks + hf_stored_row(item, r) * row_bytes;
+            if (hf_changes_rows(item)) restore_row(to, row, entry, stored, item, space);
+            else convert_row(to, row, entry->type, stored, columns, space);
+        }
     }
 }
 
@@ -303,6 +319,14 @@ static int64_t stored_elements(const HfTensor *wanted) {
     return elements;
 }
 
+/* GGUF files may have leading dimensions of 1 that smelt does not write. */
+static bool same_shape(const WeightEntry *entry, const HfTensor *wanted) {
+    const StoredTensor *tensor = entry->tensor;
+    int extra = 0;
+    while (entry->type && extra < tensor->rank - wanted->rank && tensor->shape[extra] == 1) extra++;
+    return tensor->rank - extra == wanted->rank && !memcmp(tensor->shape + extra, wanted->shape, wanted->rank * sizeof *wanted->shape);
+}
+
 static bool check_wanted_tensor(const WeightEntry *entry, const HfTensor *wanted, bool in_fp8, Error *error) {
     const StoredTensor *tensor = entry->tensor;
     char stored[128], expected[128];
@@ -316,7 +340,7 @@ static bool check_wanted_tensor(const WeightEntry *entry, const HfTensor *wanted
     if (!quantized && !in_fp8 && tensor->type != STORED_F32 && tensor->type != STORED_BF16 && tensor->type != STORED_F16)
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has type %s, but weights must be F32, BF16 or F16", entry->path,
             tensor->name, stored_type_name(tensor->type));
-    if (tensor->rank == wanted->rank && !memcmp(tensor->shape, wanted->shape, wanted->rank * sizeof *wanted->shape)) return true;
+    if (same_shape(entry, wanted)) return true;
     format_shape(stored, tensor->rank, tensor->shape);
     format_shape(expected, wanted->rank, wanted->shape);
     return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has shape %s, but %s %s", entry->path, tensor->name, stored,
@@ -389,13 +413,13 @@ static bool is_head(const WeightEntry *entry) {
 /* Returns whether the tensor belongs to a layer for multi-token prediction after the model's own
  * layers (DeepSeek-V3). transformers does not load such layers either. */
 static bool is_for_prediction(const Folder *folder, const char *name, const ModelConfig *config) {
-    const char *layers = family_of(config)->layers;
+    const char *layers = folder->gguf_tensors ? "blk" : family_of(config)->layers;
     size_t length = strlen(layers);
     char *end;
     if (hf_class(config)->skips_prediction && starts_with(name, "mtp.")) return true;
     if (!hf_class(config)->skips_prediction || !starts_with(name, layers) || name[length] != '.') return false;
     long long layer = strtoll(name + length + 1, &end, 10);
-    SCOPED_FREE char *mark = memory_format("%s.%lld.eh_proj.weight", layers, layer);
+    SCOPED_FREE char *mark = memory_format("%s.%lld.%seh_proj.weight", layers, layer, folder->gguf_tensors ? "nextn." : "");
     return end > name + length + 1 && *end == '.' && layer >= config->layers && find_tensor_file(folder, mark);
 }
 

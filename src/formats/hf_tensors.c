@@ -126,7 +126,7 @@ static const GgufName *find_name(const GgufName *row, const char *name) {
     return row && row->ours ? row : NULL;
 }
 
-static char *gguf_name(const HfParameter *parameter) {
+char *gguf_tensor_name(const HfParameter *parameter) {
     const char *rest;
     int layer = hf_split_layer(parameter, &rest);
     const GgufName *row = find_name(hf_class(parameter->config)->gguf->names, rest);
@@ -174,6 +174,7 @@ void hf_list_gguf(HfTensorList *list, const HfParameter *parameter) {
     int layer = hf_split_layer(parameter, &rest);
     const HfClass *class = hf_class(parameter->config);
     if (p->kind == PARAMETER_BALANCE_BIAS && (class->lacks_router_biases || !find_name(class->gguf->names, rest))) return;
+    if (class->gguf->list && class->gguf->list(list, parameter, rest)) return;
     if (ends_with(rest, ".experts.gate_up_proj")) {
         append_experts(list, "ffn_gate_exps.weight", layer, parameter, 0, 2);
         append_experts(list, "ffn_up_exps.weight", layer, parameter, 1, 2);
@@ -185,7 +186,7 @@ void hf_list_gguf(HfTensorList *list, const HfParameter *parameter) {
     } else if (ends_with(rest, ".experts.down_proj_bias")) {
         append_expert_biases(list, "ffn_down_exps.bias", layer, parameter, 0, 1);
     } else {
-        HfTensor *tensor = hf_append(list, gguf_name(parameter), parameter);
+        HfTensor *tensor = hf_append(list, gguf_tensor_name(parameter), parameter);
         tensor->transposed = false;
         tensor->paired = 0;
         memcpy(tensor->shape, p->shape, sizeof p->shape);

@@ -6,7 +6,9 @@ logits and greedy text.
 Needs numpy, gguf and llama-cpp-python. Usage, from the repository after `make`:  python tests/golden/check_gguf.py [BUILD] [FILE.gguf]
 Exits with 1 when something differs by more than the tolerance that stands beside it.
 """
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,10 +25,15 @@ TOLERANCE = {"gpt2": 1e-3, "gemma2": 1e-3, "gemma3": 1e-3, "mpt": 2e-3}
 # Of the largest logit: what rounding weights to a type costs, the same in both programs but for the order of sums, and for Q8_0
 # llama.cpp's rounding of activations to eight bits.
 TYPES = {"fp32": 2e-4, "fp16": 2e-3, "bf16": 2e-2, "q8_0": 5e-2}
-DEEP = {"deepseek_v2": 8, "deepseek_v2, yarn": 8}  # times that of TYPES but fp32: llama.cpp has such models with 26 or 27 layers only
+MORE_ROUNDED = {"deepseek_v2": 8, "deepseek_v2, yarn": 8, "qwen3_next": 2, "qwen3_5": 2, "qwen3_5, yarn": 2, "qwen3_5_moe": 2}  # times that of TYPES but fp32: llama.cpp has deepseek_v2 with 26 or 27 layers only, and the
+# recurrence of the delta rule carries rounding on
 SKIPPED = "zaya", "window", "mpt"  # no architecture; no window there; a scale of scores that llama.cpp has not
 DEEPSEEK = ["model.family=deepseek", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.norm_epsilon=1e-6", "model.head_dim=24", "model.rope_dim=8", "model.value_dim=12", "model.kv_lora_rank=16",
             "model.ffn=40", "model.dense_ffn=64", "model.layers=3", "model.experts=5", "model.experts_per_token=2", "model.experts_first=1", "model.shared_experts=2"]
+DELTA = ["model.heads=4", "model.kv_heads=2", "model.width=32", "model.head_dim=24", "model.ffn=40", "model.layers=4", "model.attention_period=3", "model.rope_fraction=0.5",
+         "model.delta_key_heads=2", "model.delta_heads=6", "model.delta_key_dim=16", "model.delta_value_dim=16", "model.tied=false",
+         "model.init_std=0.3"]  # so that the epsilons of the norms of queries and keys, 1e-6 within the root and beside it, do not count
+EXPERTS = ["model.experts=5", "model.experts_per_token=2", "model.shared_experts=2", "model.renormalise=true"]
 MORE = {
     "mpt": MODELS["mpt"][:-1],
     "llama, yarn": MODELS["llama, tied"] + ["model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_context=32", "model.rope_attention_factor=1.2",
@@ -50,6 +57,11 @@ MORE = {
     "deepseek_v2, yarn": DEEPSEEK + ["model.tied=false", "model.layers=27", "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_context=32", "model.rope_mscale=0.7"],
     "deepseek_v3": DEEPSEEK + ["model.tied=false", "model.q_lora_rank=20", "model.router_scores=sigmoid", "model.renormalise=true", "model.gate_scale=1.7",
                                "model.experts=8", "model.expert_groups=4", "model.groups_chosen=2"],
+    "qwen3_next": DELTA + ["model.family=qwen3_next"] + EXPERTS,
+    "qwen3_5": DELTA + ["model.family=qwen3_5"],
+    "qwen3_5, yarn": DELTA + ["model.family=qwen3_5", "model.delta_heads=4", "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_context=32"],
+    "qwen3_5_moe": DELTA + ["model.family=qwen3_5"] + EXPERTS,
+    "ministral3": MODELS["llama, tied"] + ["model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_context=16", "model.rope_query_scale=0.5"],
     "qwen2, linear": MODELS["qwen2"] + ["model.rope_scaling=linear", "model.rope_factor=3"],
 }
 
@@ -85,7 +97,7 @@ def check_file(path, vocabulary):
     assert len(text("tokenizer.ggml.tokens")) == vocabulary == len(text("tokenizer.ggml.token_type"))
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)]}
     for tensor in reader.tensors:
-        plain = ".".join("{bid}" if part.isdigit() else part for part in tensor.name.split(".")[:-1])
+        plain = ".".join("{bid}" if part.isdigit() else part for part in re.sub(r"\.(weight|bias)$", "", tensor.name).split("."))
         assert plain in known, f"{tensor.name} is no tensor of {architecture}"
     return reader
 
@@ -106,14 +118,33 @@ def check_model(name, settings, smelt, program, scratch):
         run(smelt, "convert", path, read, "dtype=fp32", "overwrite=true")
         theirs, again, largest = llama_logits(model, ids), smelt_logits(program, read, TEXT), numpy.abs(ours).max()
         difference, reread = numpy.abs(theirs - again).max() / largest, numpy.abs(again - ours).max() / largest
-        limit = max(tolerance * (DEEP.get(name, 1) if dtype != "fp32" else 1), TOLERANCE.get(name, 0))
+        limit = max(tolerance * (MORE_ROUNDED.get(name, 1) if dtype != "fp32" else 1), TOLERANCE.get(name, 0))
         assert difference <= limit, f"{name}, {dtype}: llama.cpp's logits differ by {difference:.2e} of the largest"
-        assert reread <= (1e-6 if dtype == "fp32" else 0.1 * DEEP.get(name, 1)), f"{name}, {dtype}: smelt's logits differ by {reread:.2e} after reading"
+        assert reread <= (1e-6 if dtype == "fp32" else 0.1 * MORE_ROUNDED.get(name, 1)), f"{name}, {dtype}: smelt's logits differ by {reread:.2e} after reading"
         if dtype == "fp32":
             check_folder(path, made, smelt, program, scratch)
         line.append(f"{dtype} {difference:.1e} ({reread:.1e})")
         del reader, model
     print(f"{name:20s} llama.cpp against smelt (smelt's file against its run), of the largest logit: " + "  ".join(line))
+
+
+def tensors_of(path):
+    with open(path, "rb") as file:
+        content = file.read()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:8 + size])
+    return {name: content[8 + size:][slice(*entry["data_offsets"])] for name, entry in header.items() if name != "__metadata__"}
+
+
+def check_tensors(first, second):
+    """Equal bit for bit, except logarithms of decays: files hold their exponentials."""
+    a, b = tensors_of(first), tensors_of(second)
+    assert a.keys() == b.keys()
+    for name in a:
+        if name.endswith(".A_log"):
+            numpy.testing.assert_allclose(numpy.frombuffer(a[name], numpy.float32), numpy.frombuffer(b[name], numpy.float32), atol=3e-7, rtol=0)
+        else:
+            assert a[name] == b[name], name
 
 
 def check_folder(path, made, smelt, program, scratch):
@@ -122,7 +153,8 @@ def check_folder(path, made, smelt, program, scratch):
     run("rm", "-rf", first, second)
     run(smelt, "convert", made, first)
     run(smelt, "convert", path, second)
-    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+    check_tensors(*(os.path.join(folder, "model.safetensors") for folder in (first, second)))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         with open(os.path.join(first, name), "rb") as a, open(os.path.join(second, name), "rb") as b:
             if name != "tokenizer_config.json":
                 assert a.read() == b.read(), f"{name} of the file is not that of the run"
