@@ -134,7 +134,7 @@ static Value evaluate_slice(Render *render, const JinjaNode *node) {
     stop = to ? clamp_bound(stop, count, low, high) : step > 0 ? high : low;
     int64_t distance = step > 0 ? stop - start : start - stop, stride = step > 0 ? step : -step;
     int64_t taken = distance > 0 ? (distance - 1) / stride + 1 : 0;
-    if (value_is_text(value)) return str_slice(render, value.text, start, step, taken);
+    if (value_is_text(value)) return value_like(value, str_slice(render, value.text, start, step, taken).text);
     Value list = value_items(render, value.kind);
     for (int64_t i = 0; i < taken && jinja_step(render, 1); i++) items_append(render, list.items, value.items->at[start + i * step]);
     return list;
@@ -149,14 +149,37 @@ static Value refuse_operands(Render *render, Text operator, Value left, Value ri
         value_kind_name(right));
 }
 
-static Value add_values(Render *render, Value left, Value right) {
-    if (left.markup || right.markup) return jinja_unknown(render, "adding to the result of safe is not supported");
-    if (value_is_text(left) && value_is_text(right)) {
-        SequenceBuilder builder = {.render = render};
-        build(&builder, left.text);
-        build(&builder, right.text);
-        return value_text(built(&builder));
+/* Appends a text with the characters that markupsafe escapes. */
+static void build_escaped(SequenceBuilder *builder, Text text) {
+    static const struct {
+        char character;
+        const char *escaped;
+    } escapes[] = {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'\'', "&#39;"}, {'"', "&#34;"}};
+    size_t from = 0;
+    for (size_t i = 0; i < text.size && jinja_charge(builder->render, 1); i++)
+        for (size_t k = 0; k < sizeof escapes / sizeof *escapes; k++) {
+            if (text.bytes[i] != escapes[k].character) continue;
+            build(builder, (Text){text.bytes + from, i - from});
+            build(builder, str_of(escapes[k].escaped));
+            from = i + 1;
+        }
+    build(builder, (Text){text.bytes + from, text.size - from});
+}
+
+/* If one of them is marked as safe, the other is escaped. */
+static Value add_texts(Render *render, Value left, Value right) {
+    SequenceBuilder builder = {.render = render};
+    bool markup = left.markup || right.markup;
+    for (int i = 0; i < 2; i++) {
+        Value part = i ? right : left;
+        if (markup && !part.markup) build_escaped(&builder, part.text);
+        else build(&builder, part.text);
     }
+    return (Value){.kind = VALUE_TEXT, .markup = markup, .text = built(&builder)};
+}
+
+static Value add_values(Render *render, Value left, Value right) {
+    if (value_is_text(left) && value_is_text(right)) return add_texts(render, left, right);
     if (!value_is_sequence(left) || left.kind != right.kind) return refuse_operands(render, TEXT("+"), left, right);
     Value list = value_items(render, left.kind);
     for (size_t i = 0; i < left.items->count && jinja_step(render, 1); i++) items_append(render, list.items, left.items->at[i]);
@@ -169,7 +192,7 @@ static Value repeat_value(Render *render, Value value, int64_t count) {
     if (value_is_text(value)) {
         SequenceBuilder builder = {.render = render};
         for (int64_t i = 0; i < count && jinja_step(render, 1); i++) build(&builder, value.text);
-        return value_text(built(&builder));
+        return value_like(value, built(&builder));
     }
     Value list = value_items(render, value.kind);
     for (int64_t i = 0; i < count && !render->failed; i++)

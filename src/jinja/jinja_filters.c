@@ -10,22 +10,23 @@
 
 static Value filter_trim(Render *render, Value value, const Arguments *arguments) {
     Value set = argument(arguments, 0, "chars", value_none());
-    return value_text(str_trim(render, value_string(render, value), value_is_text(set) ? &set.text : NULL, STRIP_LEFT | STRIP_RIGHT));
+    return value_like(
+        value, str_trim(render, value_string(render, value), value_is_text(set) ? &set.text : NULL, STRIP_LEFT | STRIP_RIGHT));
 }
 
 static Value filter_upper(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
-    return value_text(str_case(render, value_string(render, value), CASE_UPPER));
+    return value_like(value, str_case(render, value_string(render, value), CASE_UPPER));
 }
 
 static Value filter_lower(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
-    return value_text(str_case(render, value_string(render, value), CASE_LOWER));
+    return value_like(value, str_case(render, value_string(render, value), CASE_LOWER));
 }
 
 static Value filter_capitalize(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
-    return value_text(str_case(render, value_string(render, value), CASE_CAPITAL));
+    return value_like(value, str_case(render, value_string(render, value), CASE_CAPITAL));
 }
 
 /* Capitalizes words. A word begins after a blank, a hyphen or an opening bracket, but not after an
@@ -54,9 +55,7 @@ static Value filter_replace(Render *render, Value value, const Arguments *argume
 
 static Value filter_string(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
-    Value text = value_text(value_string(render, value));
-    text.markup = value.markup;
-    return text;
+    return value_like(value, value_string(render, value));
 }
 
 static Value filter_safe(Render *render, Value value, const Arguments *arguments) {
@@ -193,14 +192,16 @@ static Value filter_last(Render *render, Value value, const Arguments *arguments
     (void)arguments;
     if (value.kind == VALUE_GENERATOR) return jinja_fail(render, "last of a generator is not supported: convert it with list first");
     const Items *items = value_iterate(render, value);
-    return items && items->count ? items->at[items->count - 1] : value_undefined(TEXT("last of an empty sequence"));
+    if (!items || !items->count) return value_undefined(TEXT("last of an empty sequence"));
+    Value last = items->at[items->count - 1];
+    return value_is_text(value) ? value_like(value, last.text) : last;
 }
 
 static Value filter_reverse(Render *render, Value value, const Arguments *arguments) {
     (void)arguments;
     if (value_is_text(value)) {
         int64_t length = str_length(render, value.text);
-        return str_slice(render, value.text, length - 1, -1, length);
+        return value_like(value, str_slice(render, value.text, length - 1, -1, length).text);
     }
     if (value.kind == VALUE_GENERATOR) return jinja_unknown(render, "reverse of a generator is not supported: convert it with list first");
     const Items *items = value_iterate(render, value);

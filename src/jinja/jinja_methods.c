@@ -291,7 +291,7 @@ static Value take_element(Render *render, Value value, int64_t at) {
     int64_t count = value_is_text(value) ? str_length(render, value.text) : (int64_t)value.items->count;
     if (at < 0) at += count;
     if (at < 0 || at >= count) return value_undefined(TEXT("an index outside the list"));
-    return value_is_text(value) ? str_slice(render, value.text, at, 1, 1) : value.items->at[at];
+    return value_is_text(value) ? value_like(value, str_slice(render, value.text, at, 1, 1).text) : value.items->at[at];
 }
 
 Value jinja_item(Render *render, Value value, Value key) {

@@ -103,6 +103,21 @@ static void filters_of_lists_give_generators(void **state) {
     assert_refused("{{ list | map('string') | length }}", ERROR_DATA, "a generator has no length");
 }
 
+/* What jinja2 and markupsafe 3 give. */
+static void text_beside_safe_text_is_escaped(void **state) {
+    (void)state;
+    assert_renders("{{ '<a>&' + ('\"<b>\"' | safe) + \"'c'\" }}", "&lt;a&gt;&amp;\"<b>\"&#39;c&#39;");
+    assert_renders("{{ (('<' | safe) + '<') ~ '<' }}", "<&lt;<");
+    assert_renders("{{ ('<a' | safe)[1:] + '<' }}{{ ('<a' | safe)[0] + '<' }}", "a&lt;<&lt;");
+    assert_renders("{{ (' <a ' | safe | trim | upper) + '<' }}{{ ('<A' | safe | lower) + '<' }}", "<A&lt;<a&lt;");
+    assert_renders("{{ ('<a' | safe | replace('a', 'b')) + '<' }}{{ ('<' | safe | title) + '<' }}", "<b<<<");
+    assert_renders(
+        "{{ ('<a' | safe | reverse) + '<' }}{{ ('<a<' | safe | last) + '<' }}{{ ('<a<' | safe | first) + '<' }}", "a<&lt;<&lt;<<");
+    assert_renders("{{ ('<' | safe) * 2 + '<' }}{{ ('<' | safe | string) + '<' }}", "<<&lt;<&lt;");
+    assert_renders("{% set x %}{{ '<' | safe }}{% endset %}{{ x + '<' }}{{ ['<' | safe, '<'] | join('<') + '<' }}", "<<<<<<");
+    assert_refused("{{ ('<' | safe) + 1 }}", ERROR_DATA, "string + int");
+}
+
 static void generation_is_marked(void **state) {
     (void)state;
     SCOPED(chat_text_free) ChatText text = {0};
@@ -126,7 +141,7 @@ static void what_is_not_known_is_refused_with_its_line(void **state) {
     assert_refused("{{ 1 + }}", ERROR_USAGE, "expression, }}");
     assert_refused("{{ 'a'.encode() }}", ERROR_USAGE, "method encode string not supported");
     assert_refused("{{ 'é' | upper }}", ERROR_USAGE, "ASCII");
-    assert_refused("{{ ('a' | safe) + 'b' }}", ERROR_USAGE, "safe");
+    assert_refused("{{ ('a' | safe).strip() }}", ERROR_USAGE, "safe");
     assert_refused("{% break %}", ERROR_USAGE, "expected");
     assert_refused("\xff", ERROR_USAGE, "not UTF-8");
 }
@@ -168,6 +183,7 @@ int main(void) {
         cmocka_unit_test(members_come_before_keys_with_a_dot),
         cmocka_unit_test(names_live_in_their_block),
         cmocka_unit_test(filters_of_lists_give_generators),
+        cmocka_unit_test(text_beside_safe_text_is_escaped),
         cmocka_unit_test(generation_is_marked),
         cmocka_unit_test(what_is_not_known_is_refused_with_its_line),
         cmocka_unit_test(what_python_refuses_is_refused),
