@@ -270,11 +270,19 @@ static void run_tile(const TilePlan *plan, const TilePlan *before, const TilePla
 /* Returns whether B is multiplied without packing, which would cost more than multiplying B by few
  * rows of A. */
 static bool is_narrow(const GemmKernel *kernel, const Gemm *g) {
-    return g->m <= GEMM_NARROW_ROWS && g->k > 0 && g->transpose_b && !g->transpose_a &&
-           g->m * kernel->laid_elements(g->k) * (int64_t)kernel->element <= (int64_t)sizeof((Scratch *)0)->b;
+    return g->m <= kernel->narrow_rows && g->k > 0 && g->transpose_b && !g->transpose_a &&
+           kernel->laid_elements(g->m, g->k) * (int64_t)kernel->element <= (int64_t)sizeof((Scratch *)0)->b;
 }
 
-static void run_narrow_tile(const TilePlan *plan) {
+/* Returns whether the thread's last tile (or an empty one) left the rows of `plan` in scratch. */
+static bool has_laid_rows(const TilePlan *before, const TilePlan *plan) {
+    const Gemm *a = before->g, *b = plan->g;
+    if (!a || !is_narrow(before->kernel, a)) return false;
+    return a->a == b->a && a->lda == b->lda && a->m == b->m && a->k == b->k && a->input == b->input;
+}
+
+/* Computes a tile of all rows; `before` is the thread's last tile. */
+static void run_narrow_tile(const TilePlan *plan, const TilePlan *before) {
     const Gemm *g = plan->g;
     const GemmBlock first = block_at(plan, 0, 0);
     GemmNarrow narrow = {.a = scratch()->b,
@@ -285,7 +293,7 @@ static void run_narrow_tile(const TilePlan *plan) {
         .block = plan->block_k,
         .update = update_for(g, plan->tile, NULL, 0, 1, 0)};
     GemmSource a = a_of(plan, first);
-    plan->kernel->lay_rows(scratch()->b, &a, plan->tile.rows, g->k);
+    if (!has_laid_rows(before, plan)) plan->kernel->lay_rows(scratch()->b, &a, plan->tile.rows, g->k);
     plan->kernel->multiply_narrow(&narrow);
 }
 
@@ -293,10 +301,10 @@ static void run_narrow_tile(const TilePlan *plan) {
 
 /* Cuts C into at least `wanted` tiles if it is large enough, dividing the longer side of a tile
  * first, because square tiles pack least. The tiles of one GEMM are a multiple of the threads, so
- * that no thread computes the last tile while others wait. */
+ * that no thread computes the last tile while others wait. Few rows are not cut. */
 static CpuTiling tiling_of(const GemmKernel *kernel, const Gemm *g, int64_t wanted, int threads) {
     if (g->m == 0 || g->n == 0) return (CpuTiling){0};
-    int64_t panels = divide_up(g->n, kernel->panel_columns), most_rows = divide_up(g->m, kernel->panel_rows);
+    int64_t panels = divide_up(g->n, kernel->panel_columns), most_rows = is_narrow(kernel, g) ? 1 : divide_up(g->m, kernel->panel_rows);
     int64_t rows = divide_up(g->m, TILE_ROWS), columns = divide_up(panels, TILE_COLUMNS / kernel->panel_columns);
     while (rows * columns < wanted && (rows < most_rows || columns < panels)) {
         bool cut_rows = columns >= panels || (rows < most_rows && g->m * columns >= g->n * rows);
@@ -363,14 +371,10 @@ static TilePlan plan_of_task(const Gemm *gemms, const CpuTiling *tilings, int64_
 static void run_task(
     const Gemm *gemms, const CpuTiling *tilings, int64_t count, int64_t task, int64_t tasks, int threads, TilePlan *before) {
     TilePlan plan = plan_of_task(gemms, tilings, count, task), following;
-    if (is_narrow(plan.kernel, plan.g)) {
-        run_narrow_tile(&plan);
-        *before = (TilePlan){0};
-        return;
-    }
-    bool more = task + threads < tasks;
+    bool narrow = is_narrow(plan.kernel, plan.g), more = task + threads < tasks && !narrow;
     if (more) following = plan_of_task(gemms, tilings, count, task + threads);
-    run_tile(&plan, before, more ? &following : NULL);
+    if (narrow) run_narrow_tile(&plan, before);
+    else run_tile(&plan, before, more ? &following : NULL);
     *before = plan;
 }
 

@@ -49,9 +49,6 @@ typedef struct GemmTile {
     int64_t share; /* most cache lines to prefetch meanwhile */
 } GemmTile;
 
-/* Most rows of A that multiply_narrow takes. */
-enum { GEMM_NARROW_ROWS = 4 };
-
 /* Few rows of A times columns of B whose depth is contiguous. Blocks of K are added to C in order; the
  * first block also adds the update's addend and bias. */
 typedef struct GemmNarrow {
@@ -78,8 +75,9 @@ typedef struct GemmKernel {
      * cache lines per panel of B, from prefetch[0] until it is empty, then from prefetch[1]. */
     void (*multiply)(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *update,
         GemmPrefetch prefetch[2], int64_t share);
-    /* Returns the number of packed elements that a row of A takes for multiply_narrow. */
-    int64_t (*laid_elements)(int64_t depth);
+    int narrow_rows; /* most rows of A that multiply_narrow takes */
+    /* Returns the number of packed elements that rows of A take for multiply_narrow. */
+    int64_t (*laid_elements)(int64_t rows, int64_t depth);
     /* Writes rows of A, whose depth is contiguous, for multiply_narrow. */
     void (*lay_rows)(void *to, const GemmSource *source, int64_t rows, int64_t depth);
     /* Computes a tile without packing B, with the bits of `multiply`. */

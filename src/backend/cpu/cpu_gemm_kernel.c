@@ -59,6 +59,7 @@ typedef float Sum;
 #define FOR_ROWS_4(X) X(1) X(2) X(3) X(4)
 #define FOR_ROWS_6(X) FOR_ROWS_4(X) X(5) X(6)
 #define FOR_ROWS_14(X) FOR_ROWS_6(X) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#define FOR_ROWS_16(X) FOR_ROWS_14(X) X(15) X(16)
 
 #if defined __AVX512F__
 enum { ROWS = 14, STRIDE = 16 };
@@ -589,6 +590,17 @@ static void multiply_panels(const void *a, int64_t step, const void *b, int rows
 }
 
 #include "backend/cpu/cpu_gemm_narrow_kernels.h"
+#include "backend/cpu/cpu_gemm_rows_kernels.h"
+
+static void multiply_narrow(const GemmNarrow *t) {
+#if BROADCASTS_B
+    if (t->rows > SINGLE_ROWS) {
+        multiply_rows(t);
+        return;
+    }
+#endif
+    multiply_lines_of(t);
+}
 
 extern const GemmKernel KERNEL(gemm);
 const GemmKernel KERNEL(gemm) = {
@@ -600,6 +612,7 @@ const GemmKernel KERNEL(gemm) = {
     .element = sizeof(Sum),
     .pack = pack,
     .multiply = multiply_panels,
+    .narrow_rows = MOST_ROWS,
     .laid_elements = laid_elements,
     .lay_rows = lay_rows,
     .multiply_narrow = multiply_narrow,

@@ -8,12 +8,27 @@
  * small L2 cache. */
 enum { NARROW_AHEAD = 128 << 10 };
 
+/* Up to SINGLE_ROWS rows of A are laid one after the other, more rows as vectors of adjacent rows.
+ * More than MOST_ROWS rows repay the packing of B. With the smallest vectors 5 rows do already. */
+#if SCALED
+#define FOR_NARROW_ROWS FOR_ROWS_16
+enum { SINGLE_ROWS = 4, MOST_ROWS = 16, NARROW_ROWS = MOST_ROWS };
+#define BROADCASTS_B 0
+#else
 #define FOR_NARROW_ROWS FOR_ROWS_4
+#if defined __AVX2__
+enum { SINGLE_ROWS = 4, MOST_ROWS = (2 - PAIRS) * LANES, NARROW_ROWS = SINGLE_ROWS };
+#define BROADCASTS_B 1
+#else
+enum { SINGLE_ROWS = 4, MOST_ROWS = 4, NARROW_ROWS = SINGLE_ROWS };
+#define BROADCASTS_B 0
+#endif
+#endif
 
 /* ---- Rows of A ---- */
 
-/* Returns the number of elements that `depth` elements of a row of A become. */
-static int64_t laid_elements(int64_t depth) {
+/* Returns the number of elements that `depth` elements of a single row of A become. */
+static int64_t laid_row_elements(int64_t depth) {
 #if SCALED
     return divide_up(depth, 2 * SCALED * LANES) * (SCALED + 1) * LANES;
 #else
@@ -44,10 +59,35 @@ static void lay_row(Sum *to, const char *from, int64_t depth, bool bf16) {
 #endif
 }
 
+/* Returns the number of depths of a vector of rows, with those that hold scales. */
+static int64_t laid_depths(int64_t depth) {
+    int64_t depths = divide_up(depth, 1 + PAIRS);
+#if SCALED
+    depths += divide_up(depths, SCALED);
+#endif
+    return depths;
+}
+
+static int64_t laid_elements(int64_t rows, int64_t depth) {
+    return rows > SINGLE_ROWS ? round_up(rows, LANES) * laid_depths(depth) : rows * laid_row_elements(depth);
+}
+
+/* Writes sets of LANES rows of A one after the other, each with adjacent rows. */
+static void lay_row_vectors(Sum *to, const GemmSource *source, int64_t rows, int64_t depth) {
+    GemmSource from = *source;
+    int64_t bytes = LANES * source->ld * (source->bf16 ? 2 : (int64_t)sizeof(Sum));
+    for (int64_t i = 0; i < rows; i += LANES, from.data = (const char *)from.data + bytes)
+        pack(to + i * laid_depths(depth), LANES, &from, int_min(LANES, rows - i), depth);
+}
+
 static void lay_rows(void *to, const GemmSource *source, int64_t rows, int64_t depth) {
+    if (rows > SINGLE_ROWS) {
+        lay_row_vectors(to, source, rows, depth);
+        return;
+    }
     int64_t stride = source->ld * (source->bf16 ? 2 : (int64_t)sizeof(Sum));
     for (int64_t i = 0; i < rows; i++)
-        lay_row((Sum *)to + i * laid_elements(depth), (const char *)source->data + i * stride, depth, source->bf16);
+        lay_row((Sum *)to + i * laid_row_elements(depth), (const char *)source->data + i * stride, depth, source->bf16);
 }
 
 /* ---- Products ---- */
@@ -83,13 +123,15 @@ INLINE void add_lines(Vector *sums, const NarrowBlock *at, int rows) {
         int64_t depths = divide_up(int_min(at->depth - p, 2 * SCALED), 2), group = (at->p + p) / (2 * SCALED);
         load_group(pairs, squares, at, at->b + p * 2, depths);
         LineScale scale = scale_of(squares, pairs, LANES, at->lines, depths);
-        const Sum *a = at->a + group / LANES * (SCALED + 1) * LANES + group % LANES;
-        VectorSums integers[ROWS] = {0};
+        const bool single = rows <= SINGLE_ROWS;
+        const int64_t row = single ? at->row : 1;
+        const Sum *a = at->a + (single ? group / LANES : group) * (SCALED + 1) * LANES + (single ? group % LANES : 0);
+        VectorSums integers[NARROW_ROWS] = {0};
         for (int64_t q = 0; q < depths; q++) {
             Vector b = scale_pairs(pairs + q * LANES, scale.factor);
-            UNROLL for (int i = 0; i < rows; i++) integers[i] = MULTIPLY_ADD(integers[i], a[i * at->row + (1 + q) * LANES], b);
+            UNROLL for (int i = 0; i < rows; i++) integers[i] = MULTIPLY_ADD(integers[i], a[i * row + (1 + q) * LANES], b);
         }
-        UNROLL for (int i = 0; i < rows; i++) sums[i] += __builtin_convertvector(integers[i], Vector) * scale.scale * a[i * at->row];
+        UNROLL for (int i = 0; i < rows; i++) sums[i] += __builtin_convertvector(integers[i], Vector) * scale.scale * a[i * row];
     }
 }
 #else
@@ -130,12 +172,12 @@ INLINE void multiply_lines(const GemmNarrow *t, bool bf16, int rows) {
     const int64_t element = bf16 ? 2 : (int64_t)sizeof(Sum), stride = t->b.ld * element;
     const GemmUpdate *u = &t->update;
     for (int64_t j = 0; j < t->columns; j += LANES) {
-        Vector total[ROWS] = {0};
+        Vector total[NARROW_ROWS] = {0};
         for (int64_t p = 0; p < t->depth; p += t->block) {
-            Vector sums[ROWS];
+            Vector sums[NARROW_ROWS];
             const NarrowBlock block = {.bf16 = bf16,
                 .a = t->a,
-                .row = laid_elements(t->depth),
+                .row = laid_row_elements(t->depth),
                 .b = (const char *)t->b.data + j * stride + p * element,
                 .stride = stride,
                 .lines = t->columns - j,
@@ -167,4 +209,4 @@ FOR_NARROW_ROWS(DEFINE) static MultiplyLines *const narrow_multiplies[] = {FOR_N
 #undef DEFINE
 #undef ENTRY
 
-static void multiply_narrow(const GemmNarrow *t) { narrow_multiplies[t->rows - 1](t); }
+static void multiply_lines_of(const GemmNarrow *t) { narrow_multiplies[t->rows - 1](t); }

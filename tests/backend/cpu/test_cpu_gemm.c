@@ -285,13 +285,14 @@ static void mixed_batch(void) {
 static void a_batch_gives_the_bits_of_its_gemms_alone(void **state) { (void)state, for_each_isa(mixed_batch); }
 
 /* Few rows of A have kernels of their own, which must add in the order of the others. The rows of a GEMM
- * of 8 rows, computed again 1 to 4 at a time, over operands of 16 powers of two. */
+ * of 66 rows, computed again 1 to 33 at a time, over operands of 16 powers of two. */
 static void few_rows_body(void) {
-    enum { ROWS = 8 };
+    enum { ROWS = 66, COUNTS = 14 };
+    static const int64_t counts[COUNTS] = {1, 5, 16, 2, 8, 32, 3, 9, 17, 4, 13, 24, 7, 33};
     static const int64_t sizes[][2] = {
         {1, 1}, {16, 32}, {7, 31}, {33, 2}, {50, 129}, {40, 515}, {70, 1200}, {19, 1203}, {17, 2049}, {18, 4224}};
     for (int i = 0; i < 10 * TYPES * 2; i++) {
-        const int64_t n = sizes[i % 10][0], k = sizes[i % 10][1], rows = 1 + (i + i / 10) % 4;
+        const int64_t n = sizes[i % 10][0], k = sizes[i % 10][1], rows = counts[(i + i / 10) % COUNTS];
         Types types = all_types[i / 10 % TYPES];
         Gemm whole = new_gemm(types.input, types.output, false, true, i / 50, (i + i / 10) & 1, ROWS, n, k);
         for (int64_t j = 0; j < n * whole.ldb; j++) set((void *)whole.b, types.input, j, ldexp(random_signed(), (int)random_below(16)));
@@ -312,6 +313,32 @@ static void few_rows_body(void) {
     }
 }
 static void few_rows_have_the_bits_of_many(void **state) { (void)state, for_each_isa(few_rows_body); }
+
+/* GEMMs of the same shape; three share their rows, and the second of these has a B that must be packed. A
+ * thread keeps the rows that it laid out last. */
+static void rows_of_a_batch_body(void) {
+    enum { COUNT = 12 };
+    for (int t = 0; t < TYPES; t++) {
+        Gemm gemms[COUNT];
+        void *alone[COUNT];
+        for (int i = 0; i < COUNT; i++) {
+            Gemm *g = &gemms[i];
+            *g = new_gemm(all_types[t].input, all_types[t].output, false, i % 3 != 1, false, false, 7, 48, 130);
+            free((void *)g->a);
+            g->ldc = 48, g->lda = 130, g->a = i % 3 ? g[-1].a : new_matrix(g->input, g->m, g->lda, false);
+            gemm_serial(g);
+            alone[i] = copy_of_c(g);
+            memset(g->c, 0x7f, (size_t)(g->m * g->ldc) * bytes_of(g->output));
+        }
+        gemm_batch(gemms, COUNT);
+        for (int i = 0; i < COUNT; i++) assert_true(same_c(&gemms[i], alone[i])), free(alone[i]);
+        for (int i = 0; i < COUNT; i++) {
+            if (i % 3) gemms[i].a = NULL;
+            free_gemm(&gemms[i]);
+        }
+    }
+}
+static void a_batch_keeps_its_few_rows_apart(void **state) { (void)state, for_each_isa(rows_of_a_batch_body); }
 
 /* Each of these needs nearly all the room for partial sums. */
 static void partial_sums_of_a_batch_do_not_run_out(void **state) {
@@ -625,6 +652,7 @@ int main(void) {
         cmocka_unit_test(gemms_of_several_tiles_match),
         cmocka_unit_test(a_batch_gives_the_bits_of_its_gemms_alone),
         cmocka_unit_test(few_rows_have_the_bits_of_many),
+        cmocka_unit_test(a_batch_keeps_its_few_rows_apart),
         cmocka_unit_test(partial_sums_of_a_batch_do_not_run_out),
         cmocka_unit_test(an_empty_batch_does_nothing),
         cmocka_unit_test(serial_gemms_run_side_by_side),
