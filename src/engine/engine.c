@@ -1,7 +1,7 @@
-/* The queue and the slots. A sequence in a slot is first filled: all tokens of its prompt but the
- * last go into the caches, in blocks, or from the caches of another sample of its request. Then it
- * gets one token a step, the first of which follows the last token of the prompt. Tokens that are
- * appended to a sequence are filled like a prompt. */
+/* The queue and the steps. A sequence in a slot is first filled: all its tokens but the last go into
+ * the caches, in blocks, and those of its prompt perhaps from the caches of another sample of its
+ * request. Then it gets one token a step. Tokens that are appended to a sequence are filled like a
+ * prompt, and so are all tokens of one that was suspended (admission.c). */
 #include "engine/engine.h"
 
 #include <assert.h>
@@ -15,48 +15,11 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "engine/calls_internal.h"
-#include "engine/programs_internal.h"
-#include "engine/rows_internal.h"
-#include "token/tokenizer.h"
+#include "engine/engine_internal.h"
 
 /* Tokens of prompts after which no other block is begun in a step: enough to fill slots soon, few
  * enough not to hold up the sequences that have begun. */
 enum { PROMPT_TOKENS_PER_STEP = 8192 };
-
-typedef struct QueuedRequest {
-    EngineRequest request;
-    void *memory;     /* of a request that another rank sent; owned; NULL: the caller's */
-    int begun, ended; /* samples */
-    struct QueuedRequest *next;
-} QueuedRequest;
-
-/* A slot, and the sequence in it if `owner` is not NULL. */
-typedef struct EngineSlot {
-    QueuedRequest *owner;
-    int sample;
-    int64_t first_row;
-    int64_t filled; /* tokens in the caches */
-    int64_t drawn;  /* tokens after the prompt, with appended ones */
-    bool waits;
-    TokenIds tail; /* the newest drawn token, and the ones appended to it; nothing before the first one */
-} EngineSlot;
-
-struct Engine {
-    const ModelConfig *config;
-    EngineSizes sizes;
-    EnginePrograms *programs;
-    QueuedRequest *first, **end; /* the queue, by submission, with requests that have begun */
-    EngineSlot *slots;
-    int *order; /* of `running` slots, by beginning */
-    int running;
-    EngineRow *rows;
-    RowPool pool;
-    EngineCounts counts;
-    bool waits;
-    Comm *followers;   /* the ranks that repeat the calls; NULL: none */
-    EngineCalls calls; /* since the last step */
-};
 
 static Engine *create_engine(EnginePrograms *programs, const ModelConfig *config, EngineSizes sizes) {
     if (!programs) return NULL;
@@ -66,7 +29,8 @@ static Engine *create_engine(EnginePrograms *programs, const ModelConfig *config
     memset(e->slots, 0, (size_t)sizes.slots * sizeof *e->slots);
     e->order = memory_allocate((size_t)sizes.slots * sizeof *e->order);
     e->rows = memory_allocate((size_t)sizes.slots * sizeof *e->rows);
-    e->pool = (RowPool){.rows = sizes.cache_rows, .ranges = memory_allocate((size_t)sizes.slots * sizeof *e->pool.ranges)};
+    e->pool = (RowPool){.rows = sizes.cache_rows,
+        .ranges = memory_allocate((size_t)(sizes.slots + 1) * sizeof *e->pool.ranges)}; /* a sequence that moves has two */
     return e;
 }
 
@@ -100,8 +64,9 @@ void engine_free(Engine *e) {
     }
     engine_programs_free(e->programs);
     engine_calls_free(&e->calls);
-    for (int i = 0; i < e->sizes.slots; i++) token_ids_free(&e->slots[i].tail);
-    free(e->slots), free(e->order), free(e->rows), free(e->pool.ranges);
+    for (int i = 0; i < e->sizes.slots; i++) token_ids_free(&e->slots[i].tokens);
+    engine_free_suspended(e, NULL);
+    free(e->slots), free(e->order), free(e->suspended), free(e->rows), free(e->pool.ranges);
     free(e);
 }
 
@@ -126,16 +91,11 @@ bool engine_bias(const char *name, const json_t *number, EngineBias *bias, Error
                error, ERROR_USAGE, "'%.20s' in the logit bias is not a token id with a number from -%d to %d", name, MOST_BIAS, MOST_BIAS);
 }
 
-static bool penalizes(const EngineRequest *r) {
-    const EnginePenalties *p = &r->penalties;
-    return (p->repetition > 0 && p->repetition != 1) || p->presence != 0 || p->frequency != 0 || p->bias_count > 0;
-}
-
 static bool check_request(const Engine *e, const EngineRequest *r, Error *error) {
     const ModelConfig *c = e->config;
     int64_t most = engine_positions(e);
     assert(r->samples > 0 && (r->tokens > 0 || (r->scored && r->tokens == 0)) && (!r->scored || e->sizes.scores));
-    assert(r->top <= e->sizes.top && (!penalizes(r) || (e->sizes.penalties && !r->wait)));
+    assert(r->top <= e->sizes.top && (!request_penalizes(r) || (e->sizes.penalties && !r->wait)));
     if (r->prompt_count < 1) return error_set(error, ERROR_USAGE, "a prompt needs at least one token");
     if (r->prompt_count > most || r->tokens > most - r->prompt_count)
         return error_set(error, ERROR_USAGE,
@@ -160,7 +120,7 @@ static bool check_request(const Engine *e, const EngineRequest *r, Error *error)
 /* Adds a request to the queue, which then owns `memory`, whatever is returned. */
 static bool queue_request(Engine *e, const EngineRequest *request, void *memory, Error *error) {
     QueuedRequest *queued = memory_allocate(sizeof *queued);
-    *queued = (QueuedRequest){.request = *request, .memory = memory};
+    *queued = (QueuedRequest){.request = *request, .number = e->submitted++, .memory = memory};
     if (!check_request(e, request, error)) {
         free_request(queued);
         return false;
@@ -196,164 +156,172 @@ static void remove_ended(Engine *e, bool all) {
     }
 }
 
-static void free_slot(Engine *e, int index) {
-    int at = 0;
-    while (e->order[at] != index) at++;
-    memmove(e->order + at, e->order + at + 1, (size_t)(--e->running - at) * sizeof *e->order);
-    row_pool_give(&e->pool, e->slots[index].first_row);
-    token_ids_free(&e->slots[index].tail);
-    e->slots[index].owner = NULL;
-}
-
-static void end_slot(Engine *e, int index, EngineEnd why) {
-    EngineSlot *slot = &e->slots[index];
-    QueuedRequest *owner = slot->owner;
-    free_slot(e, index);
+static void end_sequence(Engine *e, EngineSequence *sequence, EngineEnd why) {
+    QueuedRequest *owner = sequence->owner;
+    int sample = sequence->sample;
+    engine_drop_sequence(e, sequence);
     owner->ended++;
-    owner->request.end(owner->request.context, slot->sample, why);
+    owner->request.end(owner->request.context, sample, why);
 }
 
 void engine_cancel(Engine *e, const void *context) {
     if (e->followers) engine_calls_cancel(&e->calls, context);
-    for (int index = 0; index < e->sizes.slots; index++)
-        if (e->slots[index].owner && (!context || e->slots[index].owner->request.context == context)) free_slot(e, index);
+    for (int slot = 0; slot < e->sizes.slots; slot++)
+        if (e->slots[slot].owner && (!context || e->slots[slot].owner->request.context == context)) engine_free_slot(e, slot);
+    engine_free_suspended(e, context);
     for (QueuedRequest *queued = e->first; queued; queued = queued->next)
         if (!context || queued->request.context == context) queued->ended = queued->request.samples;
     remove_ended(e, true);
 }
 
 void engine_extend(Engine *e, const void *context, int sample, const int32_t *tokens, int64_t count) {
-    int index = 0;
-    while (index < e->sizes.slots) {
-        const EngineSlot *slot = &e->slots[index];
-        if (slot->owner && slot->waits && slot->owner->request.context == context && slot->sample == sample) break;
-        index++;
-    }
-    assert(index < e->sizes.slots || !count);
-    if (index == e->sizes.slots) return;
-    EngineSlot *slot = &e->slots[index];
+    EngineSequence *sequence = engine_find_sequence(e, context, sample);
+    bool waits = sequence && sequence->waits;
+    assert(!e->followers && (waits || !count));
+    if (!waits) return;
     if (!count) {
-        end_slot(e, index, ENGINE_STOP);
+        end_sequence(e, sequence, ENGINE_STOP);
         remove_ended(e, false);
         return;
     }
-    slot->waits = e->waits = false;
-    slot->drawn += count;
-    assert(slot->drawn < slot->owner->request.tokens);
-    for (int64_t i = 0; i < count; i++) token_ids_append(&slot->tail, tokens[i]);
+    sequence->waits = e->waits = false;
+    for (int64_t i = 0; i < count; i++) token_ids_append(&sequence->tokens, tokens[i]);
+    assert((int64_t)sequence->tokens.count < sequence->owner->request.tokens);
 }
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
-/* Gives free slots to the next samples of the queue, in order, as long as there are rows for them. */
-static void begin_samples(Engine *e) {
-    int index = 0;
-    for (QueuedRequest *queued = e->first; queued; queued = queued->next) {
-        const EngineRequest *r = &queued->request;
-        for (; queued->begun < r->samples; queued->begun++) {
-            while (index < e->sizes.slots && e->slots[index].owner) index++;
-            int64_t first_row = index < e->sizes.slots ? row_pool_take(&e->pool, r->prompt_count + r->tokens) : -1;
-            if (first_row < 0) return;
-            e->slots[index] = (EngineSlot){.owner = queued, .sample = queued->begun, .first_row = first_row};
-            e->order[e->running++] = index;
-            if (penalizes(r)) engine_programs_begin_penalties(e->programs, index, r);
-        }
-    }
-}
-
 static EngineRow row_of_slot(const Engine *e, int index) { return (EngineRow){.slot = index, .first_row = e->slots[index].first_row}; }
 
-/* Returns how many tokens of a sequence are in the caches when its next one is drawn. */
-static int64_t tokens_to_fill(const EngineSlot *slot) { return slot->owner->request.prompt_count - 1 + slot->drawn; }
-
-/* Returns the token at a position of the prompt, or from the newest drawn one on; the next ones follow it. */
-static const int32_t *tokens_from(const EngineSlot *slot, int64_t position) {
-    if (!slot->drawn) return slot->owner->request.prompt + position;
-    return slot->tail.items + slot->tail.count - 1 - (tokens_to_fill(slot) - position);
+static int32_t sequence_token(const EngineSequence *s, int64_t position) {
+    const EngineRequest *r = &s->owner->request;
+    return position < r->prompt_count ? r->prompt[position] : s->tokens.items[position - r->prompt_count];
 }
 
-static bool fail_numerics(const EngineSlot *slot, int64_t tokens, Error *error) {
+static bool fail_numerics(const EngineSequence *s, int64_t tokens, Error *error) {
     return error_set(error, ERROR_NUMERICS,
         "a logit of sample %d after %" PRId64
         " tokens is not finite: the weights contain NaN or infinity, or activations overflow; use an older checkpoint",
-        slot->sample, tokens);
+        s->sample, tokens);
+}
+
+/* -- Filling ------------------------------------------------------------------------------------------------------- */
+
+/* Returns whether all tokens of the prompt but the last are in the caches. */
+static bool has_filled_prompt(const EngineSequence *s) { return s->filled >= s->owner->request.prompt_count - 1; }
+
+/* Returns whether tokens of the prompt remain to be scored. */
+static bool needs_scores(const EngineSequence *s) {
+    const EngineRequest *r = &s->owner->request;
+    return r->scored && s->sample == 0 && s->scored < r->prompt_count - 1;
+}
+
+/* Returns the slot of the sequence whose prompt a sequence gets: its own, if it computes the prompt;
+ * else a sample of the same request, which has it or computes it now. */
+static int find_prompt_source(const Engine *e, int slot) {
+    const EngineSequence *s = &e->slots[slot];
+    int first = -1;
+    if (s->filled > 0 || has_filled_prompt(s) || needs_scores(s)) return slot;
+    for (int i = 0; i < e->running; i++) {
+        const EngineSequence *other = &e->slots[e->order[i]];
+        if (other->owner != s->owner) continue;
+        if (has_filled_prompt(other)) return e->order[i];
+        if (first < 0) first = e->order[i];
+    }
+    return first;
+}
+
+/* Returns how many tokens to compute in the next block. A block ends where a prompt's state is kept, and
+ * where tokens begin or cease to be scored. */
+static int64_t block_tokens(const Engine *e, const EngineSequence *s) {
+    const EngineRequest *r = &s->owner->request;
+    int64_t end = tokens_to_fill(s);
+    if (!has_filled_prompt(s) && (r->samples > 1 || needs_scores(s))) end = r->prompt_count - 1;
+    if (!needs_scores(s)) return engine_programs_block(e->programs, end - s->filled);
+    if (s->filled == s->scored) return int_min(end - s->filled, ENGINE_SCORE_BLOCK);
+    return engine_programs_block(e->programs, s->scored - s->filled); /* they were scored before it was suspended */
 }
 
 /* Computes a block of a prompt and scores its tokens. */
-static bool score_block(Engine *e, const EngineSlot *slot, const EngineRow *row, Error *error) {
-    const EngineRequest *r = &slot->owner->request;
+static bool score_block(Engine *e, EngineSequence *s, const EngineRow *row, Error *error) {
+    const EngineRequest *r = &s->owner->request;
     EngineToken scores[ENGINE_SCORE_BLOCK];
     if (!engine_programs_score(e->programs, row, scores, error)) return false;
     for (int64_t i = 0; i < row->count; i++) {
-        if (isnan(scores[i].log_probability)) return fail_numerics(slot, row->position + i + 1, error);
+        if (isnan(scores[i].log_probability)) return fail_numerics(s, row->position + i + 1, error);
         r->scored(r->context, &scores[i]);
     }
+    s->scored += row->count;
     return true;
 }
 
-/* Computes the next block of a prompt or of appended tokens, or copies the whole prompt from another sample
- * that has it. *made: the number of tokens computed; 0 if another sample is computing it. */
-static bool fill_slot(Engine *e, int index, int64_t *made, Error *error) {
-    EngineSlot *slot = &e->slots[index];
-    const EngineRequest *r = &slot->owner->request;
-    int first = 0;
-    while (slot->drawn ? e->order[first] != index : e->slots[e->order[first]].owner != slot->owner) first++;
-    const EngineSlot *other = &e->slots[e->order[first]];
-    EngineRow row = row_of_slot(e, index);
-    *made = 0;
-    if (other != slot) {
-        if (other->filled < tokens_to_fill(slot)) return true;
-        EngineRow from = row_of_slot(e, e->order[first]);
-        engine_programs_copy_prompt(e->programs, &from, &row, tokens_to_fill(slot));
-        e->counts.copied_tokens += tokens_to_fill(slot);
-        slot->filled = tokens_to_fill(slot);
-        return true;
-    }
-    int64_t rest = tokens_to_fill(slot) - slot->filled;
-    bool scored = r->scored && slot->sample == 0 && !slot->drawn;
-    row.tokens = tokens_from(slot, slot->filled);
-    row.position = slot->filled;
-    row.top = r->top;
-    row.count = scored ? int_min(rest, ENGINE_SCORE_BLOCK) : engine_programs_block(e->programs, rest);
-    if (scored && !score_block(e, slot, &row, error)) return false;
+static bool fill_next_block(Engine *e, int slot, Error *error) {
+    EngineSequence *s = &e->slots[slot];
+    int32_t tokens[ENGINE_LONGEST_BLOCK + 1];
+    EngineRow row = row_of_slot(e, slot);
+    bool scored = needs_scores(s) && s->filled == s->scored;
+    row.position = s->filled;
+    row.count = block_tokens(e, s);
+    row.tokens = tokens;
+    row.top = s->owner->request.top;
+    assert(row.count <= ENGINE_LONGEST_BLOCK && s->filled + row.count < s->rows);
+    for (int64_t i = 0; i <= row.count; i++) tokens[i] = sequence_token(s, s->filled + i);
+    if (scored && !score_block(e, s, &row, error)) return false;
     if (!scored) engine_programs_fill(e->programs, &row);
-    e->counts.prompt_tokens += *made = row.count;
-    slot->filled += row.count;
-    if (slot->filled == tokens_to_fill(slot) && r->samples > 1 && !slot->drawn) engine_programs_keep_prompt(e->programs, index);
+    e->counts.prompt_tokens += row.count;
+    s->filled += row.count;
+    if (s->filled == s->owner->request.prompt_count - 1 && s->owner->request.samples > 1) engine_programs_keep_prompt(e->programs, slot);
     return true;
+}
+
+/* Computes a sequence's next block, or copies the whole prompt from another sample that has it. Returns
+ * the tokens computed, 1 for a copy, 0 if another sample computes the prompt, or -1 after a failure. */
+static int64_t fill_slot(Engine *e, int slot, Error *error) {
+    EngineSequence *s = &e->slots[slot];
+    int from = find_prompt_source(e, slot);
+    int64_t before = s->filled;
+    if (from == slot) return fill_next_block(e, slot, error) ? s->filled - before : -1;
+    if (!has_filled_prompt(&e->slots[from])) return 0;
+    EngineRow to = row_of_slot(e, slot), source = row_of_slot(e, from);
+    s->filled = s->owner->request.prompt_count - 1;
+    engine_programs_copy_prompt(e->programs, &source, &to, s->filled);
+    e->counts.copied_tokens += s->filled;
+    return 1;
 }
 
 static bool fill_slots(Engine *e, Error *error) {
     int64_t most = PROMPT_TOKENS_PER_STEP, made = 0;
     for (int i = 0; i < e->running && most > 0; i++) {
-        const EngineSlot *slot = &e->slots[e->order[i]];
-        for (made = 1; made > 0 && most > 0 && slot->filled < tokens_to_fill(slot); most -= made)
-            if (!fill_slot(e, e->order[i], &made, error)) return false;
+        const EngineSequence *s = &e->slots[e->order[i]];
+        for (made = 1; made > 0 && most > 0 && s->filled < tokens_to_fill(s); most -= made)
+            if ((made = fill_slot(e, e->order[i], error)) < 0) return false;
     }
     for (int i = e->running - 1; i >= 0; i--) {
-        const EngineSlot *slot = &e->slots[e->order[i]];
-        if (slot->owner->request.tokens == 0 && slot->filled == tokens_to_fill(slot)) end_slot(e, e->order[i], ENGINE_LENGTH);
+        EngineSequence *s = &e->slots[e->order[i]];
+        if (s->owner->request.tokens == 0 && s->filled == tokens_to_fill(s)) end_sequence(e, s, ENGINE_LENGTH);
     }
     return true;
 }
+
+/* -- Steps --------------------------------------------------------------------------------------------------------- */
 
 /* Sets `rows`, and the slots' indices, to the sequences that are filled; returns their number. */
 static int64_t take_rows(Engine *e, int *indices) {
     int64_t count = 0;
     for (int i = 0; i < e->running; i++) {
-        EngineSlot *slot = &e->slots[e->order[i]];
-        const EngineRequest *r = &slot->owner->request;
-        if (slot->waits || slot->filled < tokens_to_fill(slot)) continue;
+        EngineSequence *s = &e->slots[e->order[i]];
+        const EngineRequest *r = &s->owner->request;
+        if (s->waits || s->filled < tokens_to_fill(s)) continue;
+        assert(s->filled < s->rows);
         EngineRow row = row_of_slot(e, e->order[i]);
-        row.position = slot->filled;
+        row.position = s->filled;
         row.count = 1;
-        row.tokens = tokens_from(slot, slot->filled);
+        row.tokens = s->tokens.count ? &s->tokens.items[s->tokens.count - 1] : &r->prompt[r->prompt_count - 1];
         row.sampling = &r->sampling;
-        row.penalties = penalizes(r) ? &r->penalties : NULL;
-        row.counted = slot->drawn > 0;
+        row.penalties = request_penalizes(r) ? &r->penalties : NULL;
+        row.counted = s->tokens.count > 0;
         row.top = r->top;
-        row.uniform =
-            rng_uniform(r->sampling.seed, RNG_STREAM_SAMPLE, (r->number + (uint64_t)slot->sample) << 24 | (uint64_t)(slot->filled + 1));
+        row.uniform = rng_uniform(r->sampling.seed, RNG_STREAM_SAMPLE, (r->number + (uint64_t)s->sample) << 24 | (uint64_t)(s->filled + 1));
         indices[count] = e->order[i];
         e->rows[count++] = row;
     }
@@ -366,43 +334,47 @@ static bool is_end_token(const EngineRequest *r, int32_t token) {
     return false;
 }
 
-static void stop_slot(Engine *e, int index) {
-    EngineSlot *slot = &e->slots[index];
-    const EngineRequest *r = &slot->owner->request;
-    slot->waits = r->wait && r->wait(r->context, slot->sample);
-    if (!slot->waits) end_slot(e, index, ENGINE_STOP);
+static void stop_sequence(Engine *e, EngineSequence *s) {
+    const EngineRequest *r = &s->owner->request;
+    s->waits = r->wait && r->wait(r->context, s->sample);
+    if (!s->waits) end_sequence(e, s, ENGINE_STOP);
 }
 
 /* Takes a sequence's new token. */
-static void accept_token(Engine *e, int index, const EngineRow *row) {
-    EngineSlot *slot = &e->slots[index];
-    const EngineRequest *r = &slot->owner->request;
-    slot->tail.count = 0;
-    token_ids_append(&slot->tail, row->drawn.token);
-    slot->filled++;
-    slot->drawn++;
+static void accept_token(Engine *e, EngineSequence *s, const EngineRow *row) {
+    const EngineRequest *r = &s->owner->request;
+    token_ids_append(&s->tokens, row->drawn.token);
+    s->filled++;
     e->counts.tokens++;
-    bool ends = is_end_token(r, row->drawn.token), stopped = !ends && !r->token(r->context, slot->sample, &row->drawn);
-    if (stopped && e->followers) engine_calls_end(&e->calls, r->context, slot->sample);
-    if (ends || stopped) stop_slot(e, index);
-    else if (slot->drawn == r->tokens) end_slot(e, index, ENGINE_LENGTH);
+    bool ends = is_end_token(r, row->drawn.token), stopped = !ends && !r->token(r->context, s->sample, &row->drawn);
+    if (stopped && e->followers) engine_calls_end(&e->calls, r->context, s->sample);
+    if (ends || stopped) stop_sequence(e, s);
+    else if ((int64_t)s->tokens.count == r->tokens) end_sequence(e, s, ENGINE_LENGTH);
+}
+
+static bool has_waiting(const Engine *e) {
+    for (int i = 0; i < e->running; i++)
+        if (e->slots[e->order[i]].waits) return true;
+    for (size_t i = 0; i < e->suspended_count; i++)
+        if (e->suspended[i].waits) return true;
+    return false;
 }
 
 static bool compute_step(Engine *e, Error *error) {
-    begin_samples(e);
-    int64_t before = e->counts.prompt_tokens;
+    engine_admit(e);
+    int64_t before = e->counts.prompt_tokens + e->counts.copied_tokens;
     if (!fill_slots(e, error)) return false;
     remove_ended(e, false);
     int indices[ENGINE_MOST_SLOTS];
     int64_t count = take_rows(e, indices);
-    e->waits = !count && e->running > 0 && e->counts.prompt_tokens == before;
+    e->waits = !count && e->counts.prompt_tokens + e->counts.copied_tokens == before && has_waiting(e);
     if (!count) return true;
     if (!engine_programs_next(e->programs, e->rows, count, error)) return false;
     e->counts.steps++;
     e->counts.sequences += count;
     for (int64_t i = 0; i < count; i++)
         if (!isfinite(e->rows[i].drawn.log_probability)) return fail_numerics(&e->slots[indices[i]], e->rows[i].position + 1, error);
-    for (int64_t i = 0; i < count; i++) accept_token(e, indices[i], &e->rows[i]);
+    for (int64_t i = 0; i < count; i++) accept_token(e, &e->slots[indices[i]], &e->rows[i]);
     remove_ended(e, false);
     return true;
 }
@@ -431,25 +403,17 @@ static bool ignore_token(void *context, int sample, const EngineToken *token) {
 }
 
 static void ignore_score(void *context, const EngineToken *token) { (void)context, (void)token; }
-static void ignore_end(void *context, int sample, EngineEnd end) { (void)context, (void)sample, (void)end; }
-
-static void end_sample(Engine *e, const void *context, int sample) {
-    for (int i = 0; i < e->running; i++) {
-        const EngineSlot *slot = &e->slots[e->order[i]];
-        if (slot->owner->request.context != context || slot->sample != sample) continue;
-        end_slot(e, e->order[i], ENGINE_STOP);
-        return;
-    }
-}
+static void ignore_sample_end(void *context, int sample, EngineEnd end) { (void)context, (void)sample, (void)end; }
 
 static bool repeat_call(Engine *e, const EngineCall *call, void *memory, Error *error) {
     if (call->kind == ENGINE_CALL_CANCEL) engine_cancel(e, call->context);
-    if (call->kind == ENGINE_CALL_END) end_sample(e, call->context, call->sample);
+    EngineSequence *ended = call->kind == ENGINE_CALL_END ? engine_find_sequence(e, call->context, call->sample) : NULL;
+    if (ended) end_sequence(e, ended, ENGINE_STOP);
     if (call->kind != ENGINE_CALL_SUBMIT) return true;
     EngineRequest request = *call->submitted;
     request.token = ignore_token;
     request.scored = request.scored ? ignore_score : NULL;
-    request.end = ignore_end;
+    request.end = ignore_sample_end;
     return queue_request(e, &request, memory, error);
 }
 

@@ -4,11 +4,12 @@
  * power of two of sequences. When a sequence ends, the next one takes its slot.
  *
  * A request asks for one or more samples of one prompt. The prompt is computed once and copied to
- * the caches of its samples. All rows of a sequence are reserved before it begins, so a sequence
- * that has begun always ends.
+ * the caches of its samples. A sequence begins with rows for a part of the tokens that it may get.
+ * If there are no rows for more, the youngest sequence gives its own back and is computed again from
+ * its tokens later (engine_internal.h). Every sequence ends.
  *
  * A sample may wait after a token that ends it, until its owner appends tokens to it, such as the answer
- * of a tool, or ends it. Meanwhile it keeps its slot and its rows, and other sequences go on.
+ * of a tool, or ends it. Meanwhile other sequences go on.
  *
  * The tokens of a sample are a function of the weights, its prompt, its sampling and its number: not
  * of other sequences, up to the rounding of kernels that depend on the number of rows.
@@ -164,8 +165,9 @@ bool engine_follow(Engine *engine, Comm *comm, Error *error);
 
 /* Sums since the engine was created. */
 typedef struct EngineCounts {
-    int64_t prompt_tokens, copied_tokens; /* computed, with appended ones, and copied between samples */
+    int64_t prompt_tokens, copied_tokens; /* computed, with appended ones and those of preempted sequences, and copied between samples */
     int64_t tokens;                       /* drawn */
     int64_t steps, sequences;             /* steps that drew tokens, and sequences in them */
+    int64_t moved, preempted;             /* sequences, to other cache rows; and whose rows an older one got */
 } EngineCounts;
 EngineCounts engine_counts(const Engine *engine);

@@ -18,7 +18,7 @@
 #include "ops/draw/draw.h"
 #include "ops/slots/slots.h"
 
-static const int64_t block_lengths[] = {32, 64, 128, 256, 512, 1024, 2048};
+static const int64_t block_lengths[] = {32, 64, 128, 256, 512, 1024, ENGINE_LONGEST_BLOCK};
 static const int64_t score_lengths[] = {32, ENGINE_SCORE_BLOCK};
 enum { SCORE_BLOCKS = sizeof score_lengths / sizeof *score_lengths };
 enum { BLOCKS = sizeof block_lengths / sizeof *block_lengths, BATCHES = 11 /* 1 to ENGINE_MOST_SLOTS */ };
@@ -325,12 +325,16 @@ bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Err
     return engine_ran(e, error);
 }
 
-void engine_programs_begin_penalties(EnginePrograms *e, int64_t slot, const EngineRequest *request) {
+void engine_programs_begin_penalties(EnginePrograms *e, int64_t slot, const EngineRequest *request, const int32_t *tokens, int64_t count) {
     const Program *program = &e->programs[0];
     size_t bytes = precision_bytes(e->precision, TYPE_WIDE);
     int64_t columns = e->config->vocabulary, elements = PENALTY_STATE_ROWS * columns;
     SCOPED_FREE char *state = memory_allocate((size_t)elements * bytes);
     for (int64_t i = 0; i < request->prompt_count; i++) element_set(bytes, state, PENALTY_COUNT * columns + request->prompt[i], 0.5);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at = PENALTY_COUNT * columns + tokens[i];
+        element_set(bytes, state, at, element_get(bytes, state, at) + 1);
+    }
     for (int64_t i = 0; i < request->penalties.bias_count; i++) {
         int64_t at = PENALTY_BIAS * columns + request->penalties.biases[i].token;
         element_set(bytes, state, at, element_get(bytes, state, at) + request->penalties.biases[i].bias);
@@ -366,11 +370,15 @@ static void copy_slot_states(const EnginePrograms *e, int64_t to, int64_t from) 
 
 void engine_programs_keep_prompt(EnginePrograms *e, int64_t slot) { copy_slot_states(e, prompt_state(e, slot), slot); }
 
-void engine_programs_copy_prompt(EnginePrograms *e, const EngineRow *from, const EngineRow *to, int64_t positions) {
+void engine_programs_move(EnginePrograms *e, int64_t to_row, int64_t from_row, int64_t positions) {
     const Graph *graph = engine_programs_graph(e);
     for (int i = 0; i < graph->node_count; i++)
         if (graph->nodes[i].op == OP_attention_cached)
-            copy_state_rows(e, graph->nodes[i].out[ATTENTION_CACHED_CACHE], to->first_row, from->first_row, positions);
+            copy_state_rows(e, graph->nodes[i].out[ATTENTION_CACHED_CACHE], to_row, from_row, positions);
+}
+
+void engine_programs_copy_prompt(EnginePrograms *e, const EngineRow *from, const EngineRow *to, int64_t positions) {
+    engine_programs_move(e, to->first_row, from->first_row, positions);
     copy_slot_states(e, to->slot, prompt_state(e, from->slot));
     engine_programs_keep_prompt(e, to->slot);
 }

@@ -30,7 +30,8 @@ void engine_programs_free(EnginePrograms *programs);
 const Graph *engine_programs_graph(const EnginePrograms *programs);
 void *engine_programs_arena(const EnginePrograms *programs, Arena arena);
 
-/* Returns how many of the next `count` tokens of a prompt to fill at once. */
+/* Returns how many of the next `count` tokens of a prompt to fill at once, at most ENGINE_LONGEST_BLOCK. */
+enum { ENGINE_LONGEST_BLOCK = 2048 };
 int64_t engine_programs_block(const EnginePrograms *programs, int64_t count);
 /* Fills the caches with row->count tokens of a prompt, as many as engine_programs_block returned. One
  * more position of the sequence is reserved after them, which padding overwrites. */
@@ -45,7 +46,11 @@ bool engine_programs_score(EnginePrograms *programs, const EngineRow *row, Engin
 bool engine_programs_next(EnginePrograms *programs, EngineRow *rows, int64_t count, Error *error);
 /* Keeps the state of a slot whose prompt has just been filled, for engine_programs_copy_prompt. */
 void engine_programs_keep_prompt(EnginePrograms *programs, int64_t slot);
+/* Moves `positions` positions of a sequence to cache rows that do not overlap. */
+void engine_programs_move(EnginePrograms *programs, int64_t to_row, int64_t from_row, int64_t positions);
 /* Copies a prompt of `positions` positions from a sequence to one that has not begun. */
 void engine_programs_copy_prompt(EnginePrograms *programs, const EngineRow *from, const EngineRow *to, int64_t positions);
-/* Begins the penalties of a sequence of a request in a slot, whose prompt counts. */
-void engine_programs_begin_penalties(EnginePrograms *programs, int64_t slot, const EngineRequest *request);
+/* Begins the penalties of a sequence of a request in a slot. Its prompt counts, and so do `count` tokens
+ * that it has drawn. */
+void engine_programs_begin_penalties(
+    EnginePrograms *programs, int64_t slot, const EngineRequest *request, const int32_t *tokens, int64_t count);

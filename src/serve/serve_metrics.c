@@ -20,6 +20,7 @@ char *serve_metrics_text(const Server *server) {
         {"smelt_prompt_tokens_total", "counter", "Tokens of prompts that were computed.", counts->engine.prompt_tokens},
         {"smelt_generated_tokens_total", "counter", "Tokens that were generated.", counts->engine.tokens},
         {"smelt_steps_total", "counter", "Steps of the engine.", counts->engine.steps},
+        {"smelt_preemptions_total", "counter", "Samples whose cache rows an older one got.", counts->engine.preempted},
         {"smelt_requests_cancelled_total", "counter", "Requests whose client went away.", counts->cancelled},
         {"smelt_sequences_running", "gauge", "Samples that are being generated.", counts->running},
         {"smelt_samples_held", "gauge", "Samples that wait, run, or have not been fetched.", counts->held},

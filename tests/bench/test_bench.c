@@ -447,6 +447,16 @@ static void many_sequences_are_measured(void **state) {
         assert_true(number_of(row, "step_tokens_s") > number_of(row, "tokens_s") && number_of(row, "tokens_s") > 0);
     }
     json_decref(json);
+    SCOPED_FREE char *few_rows =
+        memory_format("%s bench batch %s/decode.yaml device=cpu threads=1 prompt=20 tokens=5 sequences=3 limit=100 "
+                      "cache=120 json=%s/batch.json model.context=128",
+            smelt, folder, folder);
+    assert_int_equal(system(few_rows), 0);
+    json = read_json("batch.json");
+    const json_t *row = json_array_get(json_object_get(json, "rows"), 0);
+    assert_true(number_of(row, "at_once") > 1 && number_of(row, "at_once") < 3 && number_of(row, "tokens_s") > 0);
+    json_decref(json);
+    expect_code("batch %s/decode.yaml device=cpu prompt=10 limit=1000000", ERROR_USAGE, "prompt=10 limit=1000000 model.context=");
     expect_code("batch %s/decode.yaml device=cpu prompt=1000000", ERROR_USAGE, "prompt=1000000 tokens=128 model.context=");
 }
 

@@ -600,9 +600,20 @@ static void reserved_rows_do_not_overlap(void **state) {
     RowPool pool = {.rows = ROWS, .ranges = ranges};
     bool used[ROWS] = {0};
     int64_t firsts[MOST], counts[MOST];
-    int held = 0, refused = 0;
+    int held = 0, refused = 0, extended = 0;
     uint64_t at = 20000;
     for (int round = 0; round < 20000; round++) {
+        if (held && random_below(&at, 4) == 0) {
+            int which = (int)random_below(&at, (uint64_t)held);
+            int64_t end = firsts[which] + counts[which], more = 1 + (int64_t)random_below(&at, 20);
+            bool fits = end + more <= ROWS;
+            for (int64_t r = end; fits && r < end + more; r++) fits = !used[r];
+            assert_int_equal(row_pool_extend(&pool, firsts[which], counts[which] + more), fits);
+            for (int64_t r = end; fits && r < end + more; r++) used[r] = true;
+            if (fits) counts[which] += more;
+            extended += fits;
+            continue;
+        }
         if (held == MOST || (held && random_below(&at, 2))) {
             int which = (int)random_below(&at, (uint64_t)held);
             row_pool_give(&pool, firsts[which]);
@@ -622,7 +633,7 @@ static void reserved_rows_do_not_overlap(void **state) {
         }
         firsts[held] = first, counts[held++] = count;
     }
-    assert_true(refused > 100);
+    assert_true(refused > 100 && extended > 100);
 }
 
 /* One thread: the models are so small that threads only wait for each other. */
