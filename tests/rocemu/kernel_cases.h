@@ -225,6 +225,7 @@ static const KernelCase kernel_cases[] = {
     {"attention of four 64", run_attention, .rows = 16384, .in = 4096, .heads = HEADS_1B},
     {"attention of four 128", run_attention, .rows = 16384, .in = 4096, .heads = HEADS_8B},
     {"attention of four 256", run_attention, .rows = 16384, .in = 4096, .heads = {16, 4, 256, 256}},
+    {"attention of two 8192 128", run_attention, .rows = 16384, .in = 8192, .heads = {64, 8, 128, 128}},
     {"attention zaya1", run_attention, .rows = 16384, .in = 4096, .heads = HEADS_ZAYA},
     {"attention 64 small", run_attention, .rows = 1024, .in = 1024, .heads = HEADS_1B, .small = true},
     {"attention 128 small", run_attention, .rows = 1024, .in = 1024, .heads = HEADS_8B, .small = true},

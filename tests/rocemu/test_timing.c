@@ -91,13 +91,67 @@ static void vector_instructions_run_beside_matrix_instructions(void **state) {
     COMPARE(rows, 1.05);
 }
 
-/* 128 bytes a cycle; lanes 128 bytes apart want one bank, half of them on the 64 banks of gfx950 (two for each 32
- * lanes). */
-static void lds_moves_128_bytes_a_cycle_but_for_conflicts(void **state) {
+/* Reads of 128 bytes a cycle, 256 on gfx950; stores of 128, after 2 cycles for addresses. Lanes 128 bytes apart want one bank, half of them
+ * on the 64 banks of gfx950. The wait after 256 reads counts too. */
+static void lds_moves_128_bytes_a_cycle_or_256_but_for_conflicts(void **state) {
     (void)state;
-    static const Expected rows[] = {
-        {"lds_read_16", 4, 32, 32}, {"lds_read_8", 4, 16, 16}, {"lds_read_4", 4, 8, 8}, {"lds_conflict", 4, 256, 128}};
-    COMPARE(rows, 1.05);
+    static const Expected rows[] = {{"lds_read_16", 4, 32, 16}, {"lds_read_8", 4, 16, 8}, {"lds_read_4", 4, 8, 4.75},
+        {"lds_write_16", 4, 40, 40}, {"lds_write_8", 4, 24, 24}, {"lds_write_4", 4, 16, 16}, {"lds_conflict", 4, 256, 128}};
+    COMPARE(rows, 1.08);
+}
+
+/* MI300X: 0 to 3 with 20 to 23 and so on; MI355X: 0 to 3, 12 to 15, 20 to 27 (triton-lang/triton #11365). */
+static void reads_of_16_bytes_take_quads_of_lanes_as_the_cards_do(void **state) {
+    (void)state;
+    static const Expected rows[] = {{"lds_read_paired", 4, 32, 16}};
+    COMPARE(rows, 1.08);
+}
+
+/* -- What the model prints when a process ends --------------------------------------------------------------------- */
+
+static char program[512];
+enum { PRINTED = 16 };
+
+/* In the child: 16 blocks of a wavefront, or one of four. */
+static int run_printed(const char *kernel) {
+    void *zeros = device_memory(4096);
+    int n = PRINTED;
+    Shape shape = strcmp(kernel, "uneven") ? line(1, 4 * LANES) : line(16, LANES);
+    return launch(timing, kernel, shape, (void *[]){&zeros, &n}, NULL);
+}
+
+/* What a child prints of the kernel: the text after `before`. */
+static const char *printed(const char *kernel, const char *before, char output[4096]) {
+    char command[1024];
+    snprintf(command, sizeof command, "env -u ROCEMU_TIME_CSV ROCEMU_TIME_RANGE=1 '%s' %s 2>&1", program, kernel);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    output[fread(output, 1, 4095, pipe)] = 0;
+    const char *at = pclose(pipe) ? NULL : strstr(output, before);
+    if (!at) fail_msg("%s printed: %s", kernel, output);
+    return at + strlen(before);
+}
+
+/* One of 16 blocks multiplies, on one SIMD of the first die's units; the launch takes as long as it. Blocks of the other dies are taken to be
+ * like those of the first. */
+static void shares_count_idle_units(void **state) {
+    char output[4096];
+    (void)state;
+    double cycles = atof(printed("uneven", "modelled ", output)), share = atof(printed("uneven", "busy: matrix ", output)),
+           units = is_gfx950() ? 256 : 304, expected = 100 * 8 * PRINTED * 256 * 16.0 / (4 * units * cycles);
+    assert_true(cycles > 0.99 * PRINTED * 256 * 16 && cycles < 1.05 * PRINTED * 256 * 16);
+    if (share < expected - 0.1 || share > expected + 0.1) fail_msg("%.2f%% instead of %.2f%%", share, expected);
+}
+
+/* LDS of gfx950 may read half as fast; of gfx942 only latencies are open. */
+static void ranges_say_what_is_unknown(void **state) {
+    char output[4096];
+    (void)state;
+    double model = atof(printed("lds_read_16", "modelled ", output)), low = 0, high = 0;
+    assert_int_equal(sscanf(printed("lds_read_16", " MB)\n", output), "%lf to %lf cycles", &low, &high), 2);
+    assert_true(low <= model && low > 0.9 * model);
+    double most = is_gfx950() ? 2 : 1;
+    if (high < 0.95 * most * model || high > 1.05 * most * model) fail_msg("%.0f to %.0f cycles, modelled %.0f", low, high, model);
 }
 
 /* Public pointer chases on MI300X: 64 cycles and some for LDS, some 120 for L1. */
@@ -229,13 +283,17 @@ static void llvm_mca_agrees_on_matrix_instructions(void **state) {
     }
 }
 
-int main(void) {
+int main(int count, char **arguments) {
+    snprintf(program, sizeof program, "%s", arguments[0]);
     struct CMUnitTest tests[] = {
         cmocka_unit_test(vector_instructions_have_the_rates_of_the_white_paper),
         cmocka_unit_test(matrix_instructions_take_their_passes),
         cmocka_unit_test(matrix_results_are_there_after_llvms_wait_states),
         cmocka_unit_test(vector_instructions_run_beside_matrix_instructions),
-        cmocka_unit_test(lds_moves_128_bytes_a_cycle_but_for_conflicts),
+        cmocka_unit_test(lds_moves_128_bytes_a_cycle_or_256_but_for_conflicts),
+        cmocka_unit_test(reads_of_16_bytes_take_quads_of_lanes_as_the_cards_do),
+        cmocka_unit_test(shares_count_idle_units),
+        cmocka_unit_test(ranges_say_what_is_unknown),
         cmocka_unit_test(latencies_are_those_of_public_pointer_chases),
         cmocka_unit_test(barriers_cost_little_when_all_come_at_once),
         cmocka_unit_test(cycles_do_not_depend_on_where_arguments_lie),
@@ -245,8 +303,9 @@ int main(void) {
         cmocka_unit_test(llvm_mca_agrees_on_matrix_instructions),
     };
     setenv("ROCEMU_TIME", "1", 1);
-    setenv("ROCEMU_TIME_CSV", "/dev/null", 1);
+    if (count < 2) setenv("ROCEMU_TIME_CSV", "/dev/null", 1);
     setenv("ROCEMU_CHECK", "off", 1); /* groups of wavefronts that are a barrier apart */
     if (emulator_is_given() && (!open_library() || !(timing = load("timing")))) return 1;
+    if (count == 2) return run_printed(arguments[1]);
     return run_on_emulator(tests, sizeof tests / sizeof *tests);
 }

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Models the cycles of kernels on emulated GPUs (tests/rocemu/test_cycles.c) and writes the table of all targets.
+# With ROCEMU_TIME_RANGE=1 also the range of cycles by what is unknown of the cards.
 # Usage: cycles.sh OUTPUT.csv CASES EMULATOR_FOLDER PROGRAM TARGET...     (CASES: small, all, or the beginning of a name)
 set -eu
 output=$1 cases=$2 emulator=$(realpath "$3") program=$4
@@ -11,6 +12,6 @@ export SMELT_TEST_DEVICE=hip OMP_NUM_THREADS=1 LD_LIBRARY_PATH="$emulator" ROCEM
 printf '%s\n' "$@" | xargs -P "$jobs" -n 1 sh -c 'ROCEMU_GPU=$2 CYCLES=$0/$2 "$1" >"$0/$2.log" 2>&1 || { cat "$0/$2.log"; exit 1; }' "$work" "$program"
 {
     for target in "$@"; do head -n 1 "$work/$target"; done
-    echo "target,case,kernel,grid,cycles,matrix,memory,launches,registers,occupancy,longest wait"
+    echo "target,case,kernel,grid,cycles,${ROCEMU_TIME_RANGE:+range,}matrix,memory,launches,registers,occupancy,longest wait"
     for target in "$@"; do tail -n +2 "$work/$target"; done
 } >"$output"

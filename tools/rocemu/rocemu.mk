@@ -80,7 +80,7 @@ amd-cycles: $(CYCLES_READY) ## write the table of modelled cycles anew that test
 	@$(CYCLES_COMPILERS) tools/rocemu/cycles.sh tests/rocemu/cycles.csv small $(BUILD)/rocemu $< $(CYCLES_TARGETS)
 
 amd-model: $(CYCLES_READY) ## model the hot kernels at the shapes of Llama and ZAYA1 on AMD GPUs, into build/amd-model.csv (MODEL_CASES=gemm: some)
-	@$(CYCLES_COMPILERS) tools/rocemu/cycles.sh $(BUILD)/amd-model.csv "$(MODEL_CASES)" $(BUILD)/rocemu $< $(CYCLES_TARGETS)
+	@ROCEMU_TIME_RANGE=1 $(CYCLES_COMPILERS) tools/rocemu/cycles.sh $(BUILD)/amd-model.csv "$(MODEL_CASES)" $(BUILD)/rocemu $< $(CYCLES_TARGETS)
 	@column -s , -t $(BUILD)/amd-model.csv
 
 ROCEMU_SUITE = $(CYCLES_COMPILERS) ROCEMU_MCA=$(ROCEMU_LLVM)/bin/llvm-mca tools/rocemu/test.sh $(BUILD)/rocemu $(ROCEMU_LLVM)/bin/llvm-objdump $(AMD_OBJECTS) $(ROCEMU_TESTS)

@@ -49,6 +49,11 @@ static const char *setting(void) {
     return value && strcmp(value, "0") ? value : NULL;
 }
 bool timing_enabled(void) { return setting(); }
+/* ROCEMU_TIME_RANGE=1: also the cycles if what is unknown were otherwise, which takes up to three times as long. */
+static bool wants_range(void) {
+    const char *value = getenv("ROCEMU_TIME_RANGE");
+    return value && strcmp(value, "0") != 0;
+}
 bool timing_samples(void) { return setting() && !strcmp(setting(), "sample"); }
 
 double timing_seconds(void) {
@@ -249,16 +254,38 @@ static Shares shares_of(const Timing *timing) {
     return shares;
 }
 
-static Cost *make_costs(const Timing *timing, BlockTrace *const *block, int blocks) {
+/* How often the traced workgroups executed each slot. NULL: out of memory. */
+static uint64_t *count_executions(const Timing *timing) {
+    size_t slots = timing->launch->kernel->program->text_bytes / 4 + 1;
+    uint64_t *executions = calloc(slots + 1, sizeof *executions);
+    for (int b = 0; executions && b < timing->rounds * timing->occupancy * timing->units; b++)
+        for (int w = 0; w < timing->die.block[b].waves; w++) {
+            const WaveTrace *wave = &timing->die.block[b].wave[w];
+            for (size_t i = 0; i < wave->runs; i++) executions[wave->run[i].slot]++, executions[wave->run[i].end]--;
+        }
+    for (size_t slot = 1; executions && slot < slots; slot++) executions[slot] += executions[slot - 1];
+    return executions;
+}
+
+/* Cycles of all units of the traced workgroups. */
+typedef struct UnitCycles { double matrix, vector, local, operations; } UnitCycles;
+
+/* The costs of all slots that were executed, and what they sum up to. NULL: out of memory. */
+static Cost *make_costs(const Timing *timing, UnitCycles *sum) {
     const Program *program = timing->launch->kernel->program;
-    Cost *cost = calloc(program->text_bytes / 4 + 1, sizeof *cost);
-    for (int b = 0; cost && b < blocks; b++)
-        for (int w = 0; w < block[b]->waves; w++)
-            for (size_t i = 0; i < block[b]->wave[w].runs; i++) {
-                const TraceRun *run = &block[b]->wave[w].run[i];
-                for (uint32_t n = 0, slot = run->slot; n < run->count; n++, slot += program->instruction[slot].words)
-                    if (!cost[slot].known) cost[slot] = cost_of(timing->machine, &program->instruction[slot]);
-            }
+    uint64_t *executions = count_executions(timing);
+    Cost *cost = executions ? calloc(program->text_bytes / 4 + 1, sizeof *cost) : NULL;
+    for (uint32_t slot = 0; cost && slot < program->text_bytes / 4; slot++) {
+        if (!executions[slot] || !program->instruction[slot].execute) continue;
+        cost[slot] = cost_of(timing->machine, &program->instruction[slot]);
+        double cycles = (double)executions[slot] * cost[slot].busy;
+        if (cost[slot].unit == UNIT_MATRIX) sum->matrix += cycles, sum->operations += (double)executions[slot] * cost[slot].operations;
+        if (cost[slot].unit == UNIT_VECTOR) sum->vector += cycles;
+        if (cost[slot].unit == UNIT_LDS && !cost[slot].takes_value) sum->local += cycles;
+    }
+    for (int b = 0; b < timing->rounds * timing->occupancy * timing->units; b++)
+        for (int w = 0; w < timing->die.block[b].waves; w++) sum->local += (double)timing->die.block[b].wave[w].local_cycles;
+    free(executions);
     return cost;
 }
 
@@ -281,19 +308,24 @@ static void find_worst(const Timing *timing, const Replay *replay, TimingResult 
     }
 }
 
-static void fill_result(const Timing *timing, const Replay *replay, const Traffic *traffic, const Part *part, TimingResult *result) {
+/* Of the launch, from those of the replay; at least what memory needs. */
+static double launch_cycles(const Timing *timing, const Part *part, const Traffic *traffic, uint64_t replayed) {
+    double longer = timing->all_rounds ? 1 : part->mean * (double)timing->unit_blocks / part->sum;
+    return fmax((double)replayed * longer, traffic->memory_bytes / timing->machine->memory_rate * timing->machine->clock);
+}
+
+/* Shares are of all units of the card, idle ones too. */
+static void fill_result(
+    const Timing *timing, const Replay *replay, const Traffic *traffic, const Part *part, const UnitCycles *sum, TimingResult *result) {
     const Machine *machine = timing->machine;
     const Launch *launch = timing->launch;
-    double units = (double)machine->dies * machine->units_per_die, scale = part->traced / part->sum * part->all,
-           longer = timing->all_rounds ? 1 : part->mean * (double)timing->unit_blocks / part->sum;
-    result->cycles = (double)replay->cycles * longer;
-    double memory_cycles = traffic->memory_bytes / machine->memory_rate * machine->clock;
-    if (result->cycles < memory_cycles) result->cycles = memory_cycles;
+    double units = (double)machine->dies * machine->units_per_die, scale = part->all;
+    result->cycles = launch_cycles(timing, part, traffic, replay->cycles);
     result->seconds = result->cycles / machine->clock;
-    result->matrix_share = (double)replay->matrix_cycles * scale / (SIMDS * units * result->cycles);
-    result->vector_share = (double)replay->vector_cycles * scale / (SIMDS * units * result->cycles);
-    result->local_share = (double)replay->local_cycles * scale / (units * result->cycles);
-    result->operations = replay->operations * scale;
+    result->matrix_share = sum->matrix * scale / (SIMDS * units * result->cycles);
+    result->vector_share = sum->vector * scale / (SIMDS * units * result->cycles);
+    result->local_share = sum->local * scale / (units * result->cycles);
+    result->operations = sum->operations * scale;
     result->memory_bytes = traffic->memory_bytes;
     for (int i = 0; i < REASONS; i++) result->share[i] = replay->wave_cycles ? (double)replay->reason[i] / (double)replay->wave_cycles : 0;
     double lines = 0;
@@ -327,20 +359,45 @@ static void keep_result(TimingResult *result) {
     pthread_mutex_unlock(&results.lock);
 }
 
+static bool replay_init(const Timing *timing, Replay *replay) {
+    size_t slots = timing->launch->kernel->program->text_bytes / 4 + 1;
+    *replay = (Replay){.waited = calloc(slots, sizeof *replay->waited), .waited_reason = calloc(slots, sizeof *replay->waited_reason)};
+    return replay->waited && replay->waited_reason;
+}
+static void replay_free(Replay *replay) {
+    free(replay->waited);
+    free(replay->waited_reason);
+}
+
+/* The launch's cycles at a bound; 0 if they could not be modelled. */
+static double bound_cycles(const Timing *timing, const Part *part, const Traffic *traffic, const Replayed *replayed, Bound bound) {
+    Replay replay;
+    bool good = replay_init(timing, &replay) && replay_blocks(replayed, bound, &replay);
+    replay_free(&replay);
+    return good ? launch_cycles(timing, part, traffic, replay.cycles) : 0;
+}
+
 static void simulate(Timing *timing) {
-    const Program *program = timing->launch->kernel->program;
-    size_t slots = program->text_bytes / 4 + 1;
     Part part = {0};
-    Replay replay = {.waited = calloc(slots, sizeof *replay.waited), .waited_reason = calloc(slots, sizeof *replay.waited_reason)};
+    UnitCycles sum = {0};
+    Replay replay;
+    bool room = replay_init(timing, &replay);
     TimingResult *result = calloc(1, sizeof *result);
-    Cost *cost = choose_part(timing, &part) ? make_costs(timing, part.block, part.blocks) : NULL;
+    Cost *cost = choose_part(timing, &part) ? make_costs(timing, &sum) : NULL;
     Traffic traffic = {0};
     Shares shares = shares_of(timing);
-    bool good = cost && replay.waited && replay.waited_reason && result &&
-                cache_simulate(timing->machine, &timing->die, part.all, &traffic) &&
-                replay_blocks(timing->machine, cost, part.block, part.blocks, timing->occupancy, &shares, &replay);
+    Replayed replayed = {timing->machine, cost, part.block, part.blocks, timing->occupancy, &shares};
+    bool good = cost && room && result && cache_simulate(timing->machine, &timing->die, part.all, &traffic) &&
+                replay_blocks(&replayed, BOUND_MODEL, &replay);
     if (good) {
-        fill_result(timing, &replay, &traffic, &part, result);
+        fill_result(timing, &replay, &traffic, &part, &sum, result);
+        if (wants_range()) {
+            /* Other latencies also change which wavefront comes first, so that either bound may be the lower one. */
+            double low = bound_cycles(timing, &part, &traffic, &replayed, BOUND_LOW),
+                   high = bound_cycles(timing, &part, &traffic, &replayed, BOUND_HIGH);
+            result->low = fmin(result->cycles, fmin(low, high));
+            result->high = fmax(result->cycles, fmax(low, high));
+        }
         keep_result(result);
     } else {
         free(result);
@@ -348,8 +405,7 @@ static void simulate(Timing *timing) {
     }
     free(cost);
     free(part.block);
-    free(replay.waited);
-    free(replay.waited_reason);
+    replay_free(&replay);
 }
 
 void timing_finish(Timing *timing) {

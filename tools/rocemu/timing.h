@@ -15,11 +15,20 @@ enum { SIMDS = 4, TURN = 4, LINE_BYTES = 128, SEGMENT_BYTES = 64 };
 /* Where a line of 128 bytes comes from. */
 typedef enum Level { LEVEL_L1, LEVEL_L2, LEVEL_SHARED_CACHE, LEVEL_MEMORY, LEVELS } Level;
 
+/* How LDS may serve a wavefront. `order`: quads of lanes in the order in which reads of 16 bytes take them, a phase after the other. A phase
+ * reads or writes each bank once. */
+enum { QUADS = LANES / 4, MOST_RULES = 3 };
+typedef struct LocalRule {
+    const uint8_t (*order)[QUADS];
+    unsigned read_banks, write_banks, read_cycles; /* read_cycles: of a phase that reads */
+} LocalRule;
+
 typedef struct Machine {
     const char *target, *name;
     double clock; /* Hz, the peak */
     int dies, units_per_die;
-    unsigned simd_waves, lds_bytes, lds_granule, lds_banks, unit_groups;
+    unsigned simd_waves, lds_bytes, lds_granule, unit_groups;
+    LocalRule local[MOST_RULES]; /* the first is modelled, the others are possible */
     /* Operations per cycle and SIMD of matrix instructions: fp32, xf32, 16 bits with several blocks, with 4 values per
      * lane, with 8, and 8 bits with 8 values and with 32. 0: there is no such instruction. */
     unsigned rate_f32, rate_xf32, rate_half_blocks, rate_half, rate_half_8, rate_byte, rate_byte_32;
@@ -34,8 +43,15 @@ typedef struct Machine {
 const Machine *machine_find(const char *target);
 /* Workgroups that fit a compute unit: by registers, LDS, wavefront slots. 0: not even one. */
 int machine_occupancy(const Machine *machine, const Kernel *kernel, unsigned threads, uint64_t lds_bytes);
-/* Cycles that LDS needs for one access of a wavefront. */
-unsigned machine_local_cycles(const Machine *machine, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access);
+
+/* The model, and the least and the most that it would say if what is unknown were otherwise: rules of LDS, and latencies. */
+typedef enum Bound { BOUND_MODEL, BOUND_LOW, BOUND_HIGH, BOUNDS } Bound;
+enum { LOCAL_BITS = 10 };
+/* Cycles that LDS needs for one access of a wavefront: LOCAL_BITS for each Bound. */
+uint32_t machine_local_cycles(const Machine *machine, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access);
+static inline uint32_t local_cycles_of(uint32_t packed, Bound bound) { return packed >> LOCAL_BITS * bound & ((1u << LOCAL_BITS) - 1); }
+/* The machine with latencies as they may be. */
+Machine machine_at(const Machine *machine, Bound bound);
 
 /* -- Costs of instructions ----------------------------------------------------------------------------------------- */
 
@@ -81,16 +97,16 @@ typedef struct Access {
     bool scalar;
     uint16_t level[LEVELS];
 } Access;
-/* Instructions that were executed one behind the other, from a slot of the program on. */
-typedef struct TraceRun { uint32_t slot, count; } TraceRun;
+/* Instructions that were executed one behind the other, from a slot of the program to the one before `end`. */
+typedef struct TraceRun { uint32_t slot, end, count; } TraceRun;
 struct WaveTrace {
     TraceRun *run;
-    uint32_t *value; /* for each instruction with OPERATION_MEMORY: cycles of LDS, or the index of the access plus 1 */
+    uint32_t *value; /* for each instruction with OPERATION_MEMORY: packed cycles of LDS, or the index of the access plus 1 */
     Access *access;
     uint64_t *line; /* address / LINE_BYTES */
     size_t runs, values, accesses, lines, run_capacity, value_capacity, access_capacity, line_capacity;
-    uint64_t executed;  /* instructions */
-    uint32_t next_slot; /* behind the last instruction */
+    uint64_t executed, local_cycles; /* instructions; of LDS */
+    uint32_t next_slot;              /* behind the last instruction */
     const Launch *launch;
     const Machine *machine;
     bool failed; /* out of memory */
@@ -139,16 +155,21 @@ extern const char *const reason_names[REASONS];
 /* Bytes per cycle that one compute unit gets of each level. */
 typedef struct Shares { double level[LEVELS]; } Shares;
 typedef struct Replay {
-    uint64_t cycles, wave_cycles, matrix_cycles, vector_cycles, local_cycles; /* units' cycles: sums over SIMDs */
-    uint64_t reason[REASONS];                                                 /* cycles of all wavefronts */
-    uint64_t *waited;                                                         /* by slot */
+    uint64_t cycles, wave_cycles;
+    uint64_t reason[REASONS]; /* cycles of all wavefronts */
+    uint64_t *waited;         /* by slot */
     uint8_t *waited_reason;
-    double operations;
 } Replay;
 /* Runs workgroups, `slots` at a time, on one compute unit. `cost` and `waited` have a row for each slot of the program.
  * False: out of memory, or traces without an end. */
-bool replay_blocks(
-    const Machine *machine, const Cost *cost, BlockTrace *const *block, int blocks, int slots, const Shares *shares, Replay *replay);
+typedef struct Replayed {
+    const Machine *machine;
+    const Cost *cost;
+    BlockTrace *const *block;
+    int blocks, slots;
+    const Shares *shares;
+} Replayed;
+bool replay_blocks(const Replayed *replayed, Bound bound, Replay *replay);
 
 /* -- Results ------------------------------------------------------------------------------------------------------- */
 
@@ -166,7 +187,8 @@ typedef struct TimingResult {
     char kernel[KERNEL_NAME];
     uint32_t grid[3], threads, vector_registers, lds_bytes;
     int occupancy, traced;
-    double cycles, seconds, matrix_share, vector_share, local_share, operations, memory_bytes, share[REASONS], lines[LEVELS];
+    double cycles, low, high; /* low and high: 0 if not asked for */
+    double seconds, matrix_share, vector_share, local_share, operations, memory_bytes, share[REASONS], lines[LEVELS];
     WorstInstruction worst[WORST];
 } TimingResult;
 void report_print(const TimingResult *first);

@@ -8,6 +8,14 @@
 
 /* -- Cards --------------------------------------------------------------------------------------------------------- */
 
+/* Quads of lanes as reads of 16 bytes take them. MI300X: an AMD engineer's table (triton-lang/triton #11365, August 2026), and conflicts
+ * that others measured. MI355X: the same table, and conflicts that HipKittens measured, with 64 banks for reads of 8 and 16 bytes and
+ * 32 for stores. Of MI250X nothing is published: that order, neighbours, or both halves of the wavefront. */
+static const uint8_t crosswise[QUADS] = {0, 5, 1, 4, 2, 7, 3, 6, 8, 13, 9, 12, 10, 15, 11, 14},
+                     crosswise_16[QUADS] = {0, 3, 5, 6, 1, 2, 4, 7, 8, 11, 13, 14, 9, 10, 12, 15},
+                     neighbours[QUADS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+                     halves[QUADS] = {0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15};
+
 static const Machine machines[] = {
     {.target = "gfx90a",
         .name = "MI250X, one of its two dies",
@@ -17,7 +25,7 @@ static const Machine machines[] = {
         .simd_waves = 8,
         .lds_bytes = 65536,
         .lds_granule = 512,
-        .lds_banks = 32,
+        .local = {{&crosswise, 32, 32, 1}, {&neighbours, 32, 32, 1}, {&halves, 32, 32, 1}},
         .unit_groups = 16,
         .rate_f32 = 64,
         .rate_half_blocks = 256,
@@ -39,7 +47,7 @@ static const Machine machines[] = {
         .simd_waves = 8,
         .lds_bytes = 65536,
         .lds_granule = 512,
-        .lds_banks = 32,
+        .local = {{&crosswise, 32, 32, 1}},
         .unit_groups = 16,
         .rate_f32 = 64,
         .rate_xf32 = 256,
@@ -64,7 +72,8 @@ static const Machine machines[] = {
         .simd_waves = 8,
         .lds_bytes = 163840,
         .lds_granule = 1280,
-        .lds_banks = 64,
+        /* AMD's HIP documents: 256 bytes a cycle. A port to two SIMDs may still give 64. */
+        .local = {{&crosswise_16, 64, 32, 1}, {&crosswise_16, 64, 32, 2}},
         .unit_groups = 16,
         .rate_f32 = 64,
         .rate_half_blocks = 256,
@@ -105,35 +114,53 @@ int machine_occupancy(const Machine *machine, const Kernel *kernel, unsigned thr
 
 /* -- LDS ----------------------------------------------------------------------------------------------------------- */
 
-/* Which lanes go together in phase `phase`: as many as ask for all banks once. Reads of 16 bytes pair quads of lanes
- * crosswise within 32 (0 to 3 with 20 to 23, and so on); others take neighbours. */
-static unsigned phase_lane(unsigned phase, unsigned i, unsigned phase_lanes, bool crosswise) {
-    if (!crosswise) return phase * phase_lanes + i;
-    static const uint8_t partner[4] = {5, 4, 7, 6};
-    unsigned half = phase / 4, quad = phase % 4;
-    return half * 32 + (i < 4 ? quad * 4 : partner[quad] * 4u) + i % 4;
-}
+/* Stores send 64 addresses of 4 bytes ahead of their data through the same ports of 64 bytes a cycle, of which two SIMDs share one
+ * (rocprofiler-compute's documents: 8 cycles of a port for 4 bytes a lane, 20 for 16). */
+enum { STORE_ADDRESSES = 2 };
 
 /* A phase takes a cycle for each different dword that its lanes want of the bank that is wanted most. */
-unsigned machine_local_cycles(const Machine *machine, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access) {
-    unsigned dwords = bytes < 4 ? 1 : bytes / 4, lanes = 32 / (dwords == 3 ? 4 : dwords), total = 0;
-    bool crosswise = dwords == 4 && access == LOCAL_READ;
+static unsigned local_rule_cycles(const LocalRule *rule, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access) {
+    bool reads = access == LOCAL_READ;
+    unsigned dwords = bytes < 4 ? 1 : bytes / 4, banks = reads ? rule->read_banks : rule->write_banks,
+             lanes = banks / (dwords == 3 ? 4 : dwords), total = reads ? 0 : STORE_ADDRESSES;
+    if (lanes > LANES) lanes = LANES;
     for (unsigned phase = 0; phase < LANES / lanes; phase++) {
-        uint32_t wanted[64][32];
+        uint32_t wanted[64][LANES];
         uint8_t count[64] = {0};
-        unsigned cycles = 0;
-        for (unsigned i = 0; i < lanes; i++) {
-            unsigned lane = phase_lane(phase, i, lanes, crosswise);
+        unsigned most = 0;
+        for (unsigned i = phase * lanes; i < (phase + 1) * lanes; i++) {
+            unsigned lane = reads && dwords == 4 ? (*rule->order)[i / 4] * 4u + i % 4 : i;
             for (unsigned d = 0; exec >> lane & 1 && d < dwords; d++) {
-                uint32_t word = address[lane] / 4 + d, bank = word % machine->lds_banks, n = 0;
+                uint32_t word = address[lane] / 4 + d, bank = word % banks, n = 0;
                 while (n < count[bank] && wanted[bank][n] != word) n++;
-                if (n == count[bank] && n < 32) wanted[bank][count[bank]++] = word;
-                if (count[bank] > cycles) cycles = count[bank];
+                if (n == count[bank]) wanted[bank][count[bank]++] = word;
+                if (count[bank] > most) most = count[bank];
             }
         }
-        total += cycles;
+        total += reads ? most * rule->read_cycles : most;
     }
     return total;
+}
+
+uint32_t machine_local_cycles(const Machine *machine, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access) {
+    uint32_t model = 0, low = 0, high = 0;
+    for (int i = 0; i < MOST_RULES && machine->local[i].order; i++) {
+        uint32_t cycles = local_rule_cycles(&machine->local[i], address, exec, bytes, access);
+        if (i == 0) model = low = high = cycles;
+        if (cycles < low) low = cycles;
+        if (cycles > high) high = cycles;
+    }
+    return model << LOCAL_BITS * BOUND_MODEL | low << LOCAL_BITS * BOUND_LOW | high << LOCAL_BITS * BOUND_HIGH;
+}
+
+/* Public pointer chases differ by about 30%. */
+Machine machine_at(const Machine *machine, Bound bound) {
+    static const double scale[BOUNDS] = {1, 0.7, 1.3};
+    Machine at = *machine;
+    at.lds_latency = (unsigned)(scale[bound] * at.lds_latency);
+    at.scalar_latency = (unsigned)(scale[bound] * at.scalar_latency);
+    for (int level = 0; level < LEVELS; level++) at.latency[level] = (unsigned)(scale[bound] * at.latency[level]);
+    return at;
 }
 
 /* -- Instructions -------------------------------------------------------------------------------------------------- */

@@ -57,6 +57,7 @@ typedef struct Processor {
     const Machine *machine;
     const Cost *cost;
     Replay *replay;
+    Bound bound;
     BlockTrace *const *block;
     ReplayBlock *state;
     int blocks, started, running, slots;
@@ -265,25 +266,16 @@ static void advance(ReplayWave *wave, const Cost *cost) {
 }
 
 static void issue(Processor *p, ReplayWave *wave, const Cost *cost, uint64_t now) {
-    Replay *replay = p->replay;
     uint32_t value = cost->takes_value ? wave->trace->value[wave->value++] : cost->busy;
     wave->available = wave->visited = now + TURN;
     wave->blocked = wave->delay = REASON_DELAY;
-    replay->reason[REASON_ISSUED] += TURN;
+    p->replay->reason[REASON_ISSUED] += TURN;
     switch ((Unit)cost->unit) {
-    case UNIT_VECTOR:
-        p->vector_free[wave->simd] = now + cost->busy;
-        replay->vector_cycles += cost->busy;
-        break;
-    case UNIT_MATRIX:
-        p->matrix_free[wave->simd] = now + cost->busy;
-        replay->matrix_cycles += cost->busy;
-        replay->operations += cost->operations;
-        break;
+    case UNIT_VECTOR: p->vector_free[wave->simd] = now + cost->busy; break;
+    case UNIT_MATRIX: p->matrix_free[wave->simd] = now + cost->busy; break;
     case UNIT_LDS: {
         uint64_t start = later(now, p->lds_free);
-        p->lds_free = start + value;
-        replay->local_cycles += value;
+        p->lds_free = start + (cost->takes_value ? local_cycles_of(value, p->bound) : value);
         counter_add(&wave->lgkm, p->lds_free + p->machine->lds_latency);
         wave->scalar_outstanding = false;
         break;
@@ -364,12 +356,18 @@ static bool run(Processor *p) {
     return true;
 }
 
-bool replay_blocks(
-    const Machine *machine, const Cost *cost, BlockTrace *const *block, int blocks, int slots, const Shares *shares, Replay *replay) {
-    Processor p = {.machine = machine, .cost = cost, .replay = replay, .block = block, .blocks = blocks, .slots = slots};
+bool replay_blocks(const Replayed *replayed, Bound bound, Replay *replay) {
+    Machine machine = machine_at(replayed->machine, bound);
+    Processor p = {.machine = &machine,
+        .cost = replayed->cost,
+        .replay = replay,
+        .bound = bound,
+        .block = replayed->block,
+        .blocks = replayed->blocks,
+        .slots = replayed->slots};
     for (int level = LEVEL_L2; level < LEVELS; level++)
-        p.cycles_per_line[level] = shares->level[level] > 0 ? LINE_BYTES / shares->level[level] : 0;
-    p.state = calloc((size_t)blocks + 1, sizeof *p.state);
+        p.cycles_per_line[level] = replayed->shares->level[level] > 0 ? LINE_BYTES / replayed->shares->level[level] : 0;
+    p.state = calloc((size_t)replayed->blocks + 1, sizeof *p.state);
     bool good = p.state && run(&p);
     for (int i = 0; i < p.waves; i++) free(p.wave[i]);
     free(p.state);

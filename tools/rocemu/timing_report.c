@@ -1,6 +1,6 @@
 /* What ROCEMU_TIME prints when the process ends: for each launch, of those alike only once, the modelled cycles, how
  * busy the units are, where wavefronts wait, and the instructions at which they wait longest. ROCEMU_TIME_CSV=FILE
- * gets a row for each instead: target, ROCEMU_TIME_LABEL, kernel, grid, cycles, shares of the matrix units' and of
+ * gets a row for each instead: target, ROCEMU_TIME_LABEL, kernel, grid, cycles, with ROCEMU_TIME_RANGE their range, shares of the matrix units' and of
  * memory's rate, launches, registers, workgroups per compute unit, the longest wait. Nothing here was measured. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +32,7 @@ static void print_result(const TimingResult *result) {
     fprintf(stderr, "    lines from L1 %.0f%%, L2 %.0f%%, Infinity Cache %.0f%%, memory %.0f%% (%.4g MB)\n", 100 * result->lines[LEVEL_L1],
         100 * result->lines[LEVEL_L2], 100 * result->lines[LEVEL_SHARED_CACHE], 100 * result->lines[LEVEL_MEMORY],
         1e-6 * result->memory_bytes);
+    if (result->high > 0) fprintf(stderr, "    %.0f to %.0f cycles, by what is unknown\n", result->low, result->high);
     print_shares(result);
     for (int i = 0; i < WORST && result->worst[i].share > 0; i++)
         fprintf(stderr, "    %4.1f%% %s at 0x%x `%s`\n", 100 * result->worst[i].share, reason_names[result->worst[i].reason],
@@ -55,8 +56,10 @@ static void write_rows(const TimingResult *first, const char *path) {
     }
     for (const TimingResult *r = first; r; r = r->next) {
         Reason wait = longest_wait(r);
-        fprintf(file, "%s,%s,%s,%ux%ux%u,%.0f,%.3f,%.3f,%llu,%u,%d,%s %.0f%%\n", r->machine->target, label ? label : "", r->kernel,
-            r->grid[0], r->grid[1], r->grid[2], r->cycles, r->matrix_share, memory_share(r), (unsigned long long)r->launches,
+        char range[64] = "";
+        if (r->high > 0) snprintf(range, sizeof range, "%.0f-%.0f,", r->low, r->high);
+        fprintf(file, "%s,%s,%s,%ux%ux%u,%.0f,%s%.3f,%.3f,%llu,%u,%d,%s %.0f%%\n", r->machine->target, label ? label : "", r->kernel,
+            r->grid[0], r->grid[1], r->grid[2], r->cycles, range, r->matrix_share, memory_share(r), (unsigned long long)r->launches,
             r->vector_registers, r->occupancy, reason_names[wait], 100 * r->share[wait]);
     }
     fclose(file);

@@ -45,9 +45,10 @@ void trace_instruction(WaveTrace *trace, const Instruction *in, uint32_t slot) {
     trace->executed++;
     if (trace->runs && slot == trace->next_slot) {
         trace->run[trace->runs - 1].count++;
+        trace->run[trace->runs - 1].end = slot + in->words;
     } else {
         if (!reserve(trace, (void **)&trace->run, trace->runs, &trace->run_capacity, 1, sizeof *trace->run)) return;
-        trace->run[trace->runs++] = (TraceRun){slot, 1};
+        trace->run[trace->runs++] = (TraceRun){slot, slot + in->words, 1};
     }
     trace->next_slot = slot + in->words;
     if (in->operation && in->operation->flags & OPERATION_MEMORY &&
@@ -104,5 +105,8 @@ void trace_scalar(WaveTrace *trace, uint64_t address, unsigned bytes) {
 
 /* An instruction with two accesses adds up their cycles. */
 void trace_local(WaveTrace *trace, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess kind) {
-    if (trace->values) trace->value[trace->values - 1] += machine_local_cycles(trace->machine, address, exec, bytes, kind);
+    if (!trace->values) return;
+    uint32_t cycles = machine_local_cycles(trace->machine, address, exec, bytes, kind);
+    trace->value[trace->values - 1] += cycles;
+    trace->local_cycles += local_cycles_of(cycles, BOUND_MODEL);
 }

@@ -13,14 +13,14 @@ typedef u32 u32x4 __attribute__((ext_vector_type(4)));
 /* 512 threads, two wavefronts on a SIMD (tools/bound-kernels.awk). */
 #define BOUNDS __asm__ volatile("; bounds %0 %1" : : "n"(512), "n"(2))
 
-/* n times 256 of the instructions. v40 holds lane * stride, v41 zero; s[40:41] is memory of zeros. */
-#define CHAIN(name, stride, instructions)                                                                                          \
+/* n times 256 of the instructions. v40 holds an address in LDS, v41 zero; s[40:41] is memory of zeros. */
+#define CHAIN_AT(name, offset, instructions)                                                                                          \
     KERNEL name(const GLOBAL u32 *zeros, int n) {                                                                                  \
         static SHARED u32x4 local[512];                                                                                            \
         BOUNDS;                                                                                                                    \
         u32 lane = __builtin_amdgcn_workitem_id_x();                                                                               \
         local[lane % 512] = (u32x4)0;                                                                                              \
-        u32 address = (u32)(LOCAL char *)local + lane % 64 * (stride), zero = 0;                                                   \
+        u32 address = (u32)(LOCAL char *)local + (offset), zero = 0;                                                            \
         for (int i = 0; i < n; i++)                                                                                                \
             __asm__ volatile(".rept 256\n" instructions "\n.endr\n s_waitcnt vmcnt(0) lgkmcnt(0)"                                  \
                              : "+{v40}"(address), "+{v41}"(zero)                                                                   \
@@ -28,6 +28,7 @@ typedef u32 u32x4 __attribute__((ext_vector_type(4)));
                              : "memory", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",   \
                                "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27");  \
     }
+#define CHAIN(name, stride, instructions) CHAIN_AT(name, lane % 64 * (stride), instructions)
 CHAIN(chain_vector, 0, "v_add_f32 v8, v8, v8")
 CHAIN(chain_packed, 0, "v_pk_fma_f32 v[8:9], v[8:9], v[8:9], v[8:9]")
 CHAIN(chain_exp, 0, "v_exp_f32 v8, v8")
@@ -44,10 +45,26 @@ CHAIN(matrix_beside_7_vectors, 0, "v_mfma_f32_16x16x16_bf16 v[4:7], v[0:1], v[2:
 CHAIN(lds_read_16, 16, "ds_read_b128 v[4:7], v40")
 CHAIN(lds_read_8, 8, "ds_read_b64 v[4:5], v40")
 CHAIN(lds_read_4, 4, "ds_read_b32 v4, v40")
+/* Rows of 128 bytes of which lanes of 16 read one half: without conflicts only as the cards pair quads of lanes. */
+CHAIN_AT(lds_read_paired, lane / 4 % 16 * 128 + lane / 16 % 2 * 64 + lane % 4 * 16, "ds_read_b128 v[4:7], v40")
+CHAIN(lds_write_16, 16, "ds_write_b128 v40, v[4:7]")
+CHAIN(lds_write_8, 8, "ds_write_b64 v40, v[4:5]")
+CHAIN(lds_write_4, 4, "ds_write_b32 v40, v4")
 CHAIN(lds_conflict, 128, "ds_read_b32 v4, v40")
 CHAIN(lds_chase, 0, "ds_read_b32 v41, v41\n s_waitcnt lgkmcnt(0)")
 CHAIN(global_chase, 0, "global_load_dword v41, v41, s[40:41]\n s_waitcnt vmcnt(0)")
 CHAIN(barriers, 0, "s_barrier")
+
+/* The first workgroup multiplies, the others do as many vector instructions. */
+KERNEL uneven(const GLOBAL u32 *zeros, int n) {
+    for (int i = 0; i < n; i++)
+        if (__builtin_amdgcn_workgroup_id_x()) __asm__ volatile(".rept 256\n v_add_f32 v8, v8, v8\n.endr" : : "s"(zeros) : "v8");
+        else
+            __asm__ volatile(".rept 256\n v_mfma_f32_16x16x16_bf16 v[4:7], v[0:1], v[2:3], v[4:7]\n.endr"
+                :
+                : "s"(zeros)
+                : "v4", "v5", "v6", "v7");
+}
 
 KERNEL copy(GLOBAL u32x4 *to, const GLOBAL u32x4 *from, int n) {
     int threads = 304 * 8 * 256;
