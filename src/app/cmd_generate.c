@@ -46,6 +46,7 @@ static const Option rows[] = {
     INT_OPTION(
         top_logprobs, "0", 0, ENGINE_MOST_TOP, "tokens", "prompts in a file: with ids=true, likeliest tokens to list for each token"),
     STRING_OPTION(stop, "", "", "prompts in a file: a text, or a JSON list of up to 4 texts; a sample ends before the first of them"),
+    STRING_OPTION(adapters, "", "", "prompts in a file: " ADAPTERS_HELP),
     STRING_OPTION(template, "", "", "prompts in a file: file with the chat template, or chatml; empty: the model's own", .path = true),
     {"out", OPTION_STRING, FIELD(images.out), "", 0, 0, NULL, "",
         "prompts in a file: JSON lines with the texts; images: safetensors file for the latents"},
@@ -155,11 +156,11 @@ static bool take_prompt_tokens(const char *word, const ModelText *text, Comm *co
 
 static bool check_idle_options(const GenerationOptions *options, const ModelConfig *model, bool file, Error *error) {
     static const char *const of_text[] = {"tokens", "temperature", "top_k", "top_p", "text", "context", "cache", "layout.cp", "layout.tp",
-        "samples", "slots", "ids", "template", "stop", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
-        "top_logprobs", NULL};
+        "samples", "slots", "ids", "template", "stop", "adapters", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "logit_bias", "top_logprobs", NULL};
     static const char *const of_images[] = {"guidance", "png", "vae", "steps", "shift", "height", "width", NULL};
-    static const char *const of_files[] = {"samples", "slots", "ids", "template", "stop", "min_p", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "logit_bias", "top_logprobs", "out", "overwrite", NULL};
+    static const char *const of_files[] = {"samples", "slots", "ids", "template", "stop", "adapters", "min_p", "repetition_penalty",
+        "presence_penalty", "frequency_penalty", "logit_bias", "top_logprobs", "out", "overwrite", NULL};
     static const char *const alone[] = {"cache", "layout.cp", NULL};
     static const char *const of_guidance[] = {"guidance", NULL};
     if (!model_makes_images(model))

@@ -17,7 +17,7 @@
 #include "serve/serve.h"
 
 typedef struct ServeOptions {
-    const char *host, *name, *template;
+    const char *host, *name, *template, *adapters;
     int64_t port, slots, queue, context, body, threads;
     LayoutConfig layout;
     Fp8Config fp8;
@@ -31,6 +31,7 @@ static const Option rows[] = {
     INT_OPTION(port, "8000", 0, 65535, "", "port to listen on; 0: any free port"),
     STRING_OPTION(name, "", "", "name of the model in requests; empty: the last part of MODEL"),
     STRING_OPTION(template, "", "", "file with the chat template, or chatml; empty: the model's own", .path = true),
+    STRING_OPTION(adapters, "", "", ADAPTERS_HELP),
     INT_OPTION(slots, "64", 1, ENGINE_MOST_SLOTS, "sequences", "sequences that are generated at once"),
     INT_OPTION(queue, "256", 1, 65536, "samples", "samples that wait, run, or have not been fetched; further requests get 429"),
     INT_OPTION(context, "0", 0, 1 << 24, "tokens",
@@ -46,6 +47,8 @@ typedef struct ServeParts {
     ModelText text;
     ModelChat chat;
     char *name;
+    NamedAdapters adapters;
+    const char **adapter_names;
     ServeModel model;
     ServeSettings settings;
     Server *server;
@@ -57,11 +60,13 @@ static void parts_close(ServeParts *parts) {
     engine_free(parts->engine);
     model_chat_close(&parts->chat);
     model_text_close(&parts->text);
+    adapter_set_close(&parts->adapters);
+    free(parts->adapter_names);
     free(parts->name);
 }
 
 /* Opens tokenizer and template. */
-static bool open_text(ServeParts *parts, const char *folder, const Config *config, const ServeOptions *options, Error *error) {
+static bool open_serve_text(ServeParts *parts, const char *folder, const Config *config, const ServeOptions *options, Error *error) {
     ServeModel *model = &parts->model;
     if (!model_text_open(&parts->text, folder, config, error) ||
         !model_chat_open(&parts->chat, &parts->text, folder, config, &(ChatOptions){.template = options->template}, error))
@@ -70,6 +75,20 @@ static bool open_text(ServeParts *parts, const char *folder, const Config *confi
     model->encoder = parts->text.encoder;
     model->ends = &parts->text.ends;
     model->chat = chat_has_template(parts->chat.chat) ? parts->chat.encoder : NULL;
+    return true;
+}
+
+/* The names of adapters are those of models in requests, besides the model's own. */
+static bool open_adapters(ServeParts *parts, const char *folder, const Config *config, const ServeOptions *options, Error *error) {
+    NamedAdapters *adapters = &parts->adapters;
+    if (!adapter_set_open(adapters, options->adapters, folder, config, error)) return false;
+    if (adapter_set_find(adapters, parts->name))
+        return error_set(
+            error, ERROR_USAGE, "adapters=: %s is the name of the model itself: rename the adapter, or set name=", parts->name);
+    parts->adapter_names = memory_allocate((size_t)(adapters->count + 1) * sizeof *parts->adapter_names);
+    for (int i = 0; i < adapters->count; i++) parts->adapter_names[i] = adapters->items[i].name;
+    parts->model.adapters = parts->adapter_names;
+    parts->model.adapter_count = adapters->count;
     return true;
 }
 
@@ -115,11 +134,18 @@ static bool serve_model(Inference *inference, Invocation *invocation, StopReques
         !inference_choose_arithmetic(&config, &options->fp8, options->exact, error))
         return false;
     generation_limit_context(&config, options->context);
-    if (!open_text(parts, folder, &config, options, error) || !listen_for_requests(inference, parts, error)) return false;
-    const EngineSizes sizes = {
-        .slots = options->slots, .limit = model_text_limit(&parts->text), .scores = true, .penalties = true, .top = ENGINE_MOST_TOP};
+    if (!open_serve_text(parts, folder, &config, options, error) || !open_adapters(parts, folder, &config, options, error) ||
+        !listen_for_requests(inference, parts, error))
+        return false;
+    const EngineSizes sizes = {.slots = options->slots,
+        .limit = model_text_limit(&parts->text),
+        .scores = true,
+        .penalties = true,
+        .top = ENGINE_MOST_TOP,
+        .adapters = adapter_set(&parts->adapters)};
     parts->engine = generation_open_engine(inference, folder, &config, &machine, sizes, error);
-    return parts->engine && run_server(inference, parts, stop, error);
+    return parts->engine && generation_load_adapters(inference, &config, &parts->adapters, parts->engine, error) &&
+           run_server(inference, parts, stop, error);
 }
 
 static bool run_serve(Invocation *invocation, Error *error) {

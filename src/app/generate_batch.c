@@ -37,6 +37,7 @@ typedef struct BatchPrompt {
     PromptBatch *batch;
     json_t *record; /* as in the file */
     TokenIds tokens;
+    int adapter; /* of EngineRequest */
     BatchSample *samples;
 } BatchPrompt;
 
@@ -51,6 +52,7 @@ struct PromptBatch {
     StopTexts stops;
     EngineBias *biases;
     int64_t bias_count;
+    NamedAdapters adapters;
     BatchPrompt *prompts;
     size_t count;
     int64_t generated, ended; /* tokens; samples */
@@ -73,6 +75,7 @@ static void batch_close(PromptBatch *b) {
     free(b->prompts);
     stop_texts_free(&b->stops);
     free(b->biases);
+    adapter_set_close(&b->adapters);
     chat_document_free(&b->document);
     model_chat_close(&b->chat);
     file_close(&b->out);
@@ -99,6 +102,18 @@ static bool take_messages(PromptBatch *b, const json_t *messages, TokenIds *toke
 static const char *const result_names[] = {
     "sample", "completion", "finish", "tokens_generated", "logprob", "ids", "logprobs", "top_logprobs"};
 
+/* A member that would choose an adapter is an error without adapters=, so that none is left out unnoticed. */
+static bool take_adapter(const PromptBatch *b, const json_t *record, BatchPrompt *prompt, Error *error) {
+    const json_t *value = json_object_get(record, "adapter");
+    const char *name = json_string_value(value);
+    if (!value || json_is_null(value)) return true;
+    if (!name) return error_set(error, ERROR_DATA, "adapter is not a text");
+    prompt->adapter = adapter_set_find(&b->adapters, name);
+    return prompt->adapter > 0 ||
+           error_set(error, ERROR_DATA, "adapter %.80s is not one of adapters=%s: add it there, or leave the member out", name,
+               b->options->adapters);
+}
+
 static bool take_record(void *context, JsonLine line, Error *error) {
     PromptBatch *b = context;
     json_t *record = line.value;
@@ -111,6 +126,7 @@ static bool take_record(void *context, JsonLine line, Error *error) {
     for (size_t i = 0; i < sizeof result_names / sizeof *result_names; i++)
         if (json_object_get(record, result_names[i]))
             return error_set(error, ERROR_DATA, "the member %s would be replaced by a result: rename it", result_names[i]);
+    if (!take_adapter(b, record, prompt, error)) return false;
     if (ids)
         return prompt_read_ids(ids, &prompt->tokens, error) &&
                (prompt->tokens.count > 0 || error_set(error, ERROR_DATA, "tokens is empty"));
@@ -213,7 +229,7 @@ static bool read_biases(PromptBatch *b, Error *error) {
 
 static bool is_result_file(const char *path) { return file_begins(path, "{", 1); }
 
-static bool check_out(const PromptBatch *b, Error *error) {
+static bool check_results_file(const PromptBatch *b, Error *error) {
     const char *out = b->options->images.out;
     if (file_same(out, b->path)) return error_set(error, ERROR_USAGE, "out=%s is the file of prompts: choose another name", out);
     return file_check_overwrite(out, b->options->images.overwrite, is_result_file, "a file of JSON lines", error);
@@ -248,11 +264,12 @@ static bool has_penalties(const PromptBatch *b) {
     return o->repetition_penalty != 1 || o->presence_penalty != 0 || o->frequency_penalty != 0 || b->bias_count > 0;
 }
 
-static EngineSizes sizes_of(const PromptBatch *b, const Config *config) {
+static EngineSizes batch_engine_sizes(const PromptBatch *b, const Config *config) {
     EngineSizes sizes = {.slots = int_min(b->options->slots, (int64_t)b->count * b->options->samples),
         .limit = model_text_limit(b->text),
         .penalties = has_penalties(b),
-        .top = b->options->top_logprobs};
+        .top = b->options->top_logprobs,
+        .adapters = adapter_set(&b->adapters)};
     for (size_t i = 0; i < b->count; i++) {
         int64_t rows = (int64_t)b->prompts[i].tokens.count + tokens_wanted(b, config, &b->prompts[i]);
         sizes.cache_rows = int_max(sizes.cache_rows, sizes.slots * rows);
@@ -276,6 +293,7 @@ static bool submit_prompts(PromptBatch *b, Engine *engine, const Config *config,
                 .biases = b->biases,
                 .bias_count = b->bias_count},
             .top = b->options->top_logprobs,
+            .adapter = prompt->adapter,
             .number = (uint64_t)i << 16,
             .ends = b->text->ends.items,
             .end_count = (int64_t)b->text->ends.count,
@@ -287,7 +305,7 @@ static bool submit_prompts(PromptBatch *b, Engine *engine, const Config *config,
     return true;
 }
 
-static bool run_batch(PromptBatch *b, Engine *engine, Error *error) {
+static bool run_prompts(PromptBatch *b, Engine *engine, Error *error) {
     Progress progress = progress_start("generating", "samples", (int64_t)b->count * b->options->samples);
     double begin = log_seconds();
     while (engine_busy(engine)) {
@@ -316,11 +334,13 @@ bool generate_batch(
     if (*options->stop && text->numbers) return error_set(error, ERROR_USAGE, "stop= needs the tokenizer: remove text=false");
     if (options->top_logprobs && !options->ids && !text->numbers)
         return error_set(error, ERROR_USAGE, "top_logprobs=%" PRId64 " is listed beside ids: set ids=true", options->top_logprobs);
-    if (!generation_read_stops(options->stop, &b.stops, error) || !read_biases(&b, error) || !read_prompts(&b, error) ||
-        !check_rooms(&b, config, error) || !check_out(&b, error))
+    if (!generation_read_stops(options->stop, &b.stops, error) || !read_biases(&b, error) ||
+        !adapter_set_open(&b.adapters, options->adapters, folder, config, error) || !read_prompts(&b, error) ||
+        !check_rooms(&b, config, error) || !check_results_file(&b, error))
         return false;
-    Engine *engine = generation_open_engine(inference, folder, config, options, sizes_of(&b, config), error);
-    bool done = engine && submit_prompts(&b, engine, config, error) && open_out(&b, error) && run_batch(&b, engine, error);
+    Engine *engine = generation_open_engine(inference, folder, config, options, batch_engine_sizes(&b, config), error);
+    bool done = engine && generation_load_adapters(inference, config, &b.adapters, engine, error) &&
+                submit_prompts(&b, engine, config, error) && open_out(&b, error) && run_prompts(&b, engine, error);
     engine_free(engine);
     return done;
 }

@@ -246,3 +246,10 @@ Engine *generation_open_engine(
     if (engine) inference_check_fp8(inference, config, engine_graph(engine));
     return engine;
 }
+
+bool generation_load_adapters(
+    const Inference *inference, const Config *config, const NamedAdapters *adapters, Engine *engine, Error *error) {
+    const EnginePlace place = {&inference->mesh, inference->precision, inference->device};
+    return (!config->exact || adapter_set_check_exact(adapters, inference->device, error)) &&
+           adapter_set_load(adapters, engine, place, &config->model, error);
+}

@@ -7,6 +7,7 @@
 #include "engine/engine.h"
 #include "infer/generate.h"
 #include "infer/generated_text.h"
+#include "session/adapter_set.h"
 #include "token/tokenizer.h"
 
 /* Options of image models. */
@@ -27,7 +28,7 @@ typedef struct GenerationOptions {
     double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     bool text, cache, exact; /* text: only generate; other fields belong to the commands that have an option for them */
     bool special;
-    const char *system, *template, *stop, *logit_bias;
+    const char *system, *template, *stop, *logit_bias, *adapters;
     int device, precision;
 } GenerationOptions;
 
@@ -43,6 +44,9 @@ typedef struct GenerationOptions {
         CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "device to generate on"),                                                         \
         CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),                \
         INFERENCE_ARITHMETIC_OPTIONS
+
+#define ADAPTERS_HELP                                                                                        \
+    "JSON object of names and adapters, runs or PEFT folders, that requests choose from, unmerged: '{\"chat\": \"runs/chat\"}'"
 
 /* Reduces the model's context to `context` (0: as it is), unless its positions are learned. */
 void generation_limit_context(Config *config, int64_t context);
@@ -91,9 +95,12 @@ void model_chat_close(ModelChat *chat); /* also for a zeroed struct */
 bool generation_read_prompt(const char *prompt, const ModelText *text, TokenIds *tokens, Error *error);
 /* Adds the texts of an option stop=: one text, or a JSON list of texts. ERROR_USAGE. */
 bool generation_read_stops(const char *option, StopTexts *stops, Error *error);
-/* Opens the device, and an engine with the weights of `folder`, whose configuration is `config`. */
+/* Opens the device, and an engine with the weights of `folder`, whose configuration is `config`. The
+ * caller then fills adapters of `sizes` (generation_load_adapters). */
 Engine *generation_open_engine(
     Inference *inference, const char *folder, Config *config, const GenerationOptions *options, EngineSizes sizes, Error *error);
+bool generation_load_adapters(
+    const Inference *inference, const Config *config, const NamedAdapters *adapters, Engine *engine, Error *error);
 
 /* -- Files of prompts (generate_batch.c) --------------------------------------------------------------------------- */
 

@@ -40,6 +40,7 @@ typedef struct DeviceInfo {
     bool host_memory;
     bool emulated;            /* runs in software: for checks, not for speed */
     bool exact;               /* device_set_exact */
+    bool exact_groups;        /* adapters in groups (op_lora_groups) have the bits of those in training (op_adapted_linear) */
     bool massively_parallel;  /* CPU-sized work leaves most of it idle: measurements use larger problems */
     bool records;             /* device_record_begin may succeed */
     bool rehearses;           /* computes nothing and has no memory, only addresses (backend/idle_device.h) */

@@ -74,6 +74,8 @@ EngineCounts engine_counts(const Engine *e) { return e->counts; }
 const Graph *engine_graph(const Engine *e) { return engine_programs_graph(e->programs); }
 void *engine_master(Engine *e) { return engine_programs_arena(e->programs, ARENA_MASTER); }
 void *engine_weights(Engine *e) { return engine_programs_arena(e->programs, ARENA_WEIGHT); }
+const Model *engine_model(const Engine *e) { return engine_programs_model(e->programs); }
+void *engine_table(Engine *e, TensorId table) { return engine_programs_table(e->programs, table); }
 
 /* -- Requests ------------------------------------------------------------------------------------------------------ */
 
@@ -95,6 +97,7 @@ static bool check_request(const Engine *e, const EngineRequest *r, Error *error)
     const ModelConfig *c = e->config;
     int64_t most = engine_positions(e);
     assert(r->samples > 0 && (r->tokens > 0 || (r->scored && r->tokens == 0)) && (!r->scored || e->sizes.scores));
+    assert(r->adapter >= 0 && r->adapter <= e->sizes.adapters.count);
     assert(r->top <= e->sizes.top && (!request_penalizes(r) || (e->sizes.penalties && !r->wait)));
     if (r->prompt_count < 1) return error_set(error, ERROR_USAGE, "a prompt needs at least one token");
     if (r->prompt_count > most || r->tokens > most - r->prompt_count)
@@ -191,7 +194,10 @@ void engine_extend(Engine *e, const void *context, int sample, const int32_t *to
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
-static EngineRow row_of_slot(const Engine *e, int index) { return (EngineRow){.slot = index, .first_row = e->slots[index].first_row}; }
+static EngineRow row_of_slot(const Engine *e, int index) {
+    const EngineSequence *s = &e->slots[index];
+    return (EngineRow){.slot = index, .first_row = s->first_row, .adapter = s->owner->request.adapter};
+}
 
 static int32_t sequence_token(const EngineSequence *s, int64_t position) {
     const EngineRequest *r = &s->owner->request;

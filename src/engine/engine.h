@@ -11,8 +11,11 @@
  * A sample may wait after a token that ends it, until its owner appends tokens to it, such as the answer
  * of a tool, or ends it. Meanwhile other sequences go on.
  *
- * The tokens of a sample are a function of the weights, its prompt, its sampling and its number: not
- * of other sequences, up to the rounding of kernels that depend on the number of rows.
+ * An engine may have several adapters, apart from the weights; a request uses one or none. A step
+ * sorts its rows by adapter, so that a kernel computes each adapter's rows together.
+ *
+ * The tokens of a sample are a function of the weights, its adapter, its prompt, its sampling and its
+ * number: not of other sequences, up to the rounding of kernels that depend on the number of rows.
  *
  * Ranks over which tensor parallelism divides a model each have an engine, with the same requests and
  * steps, and get the same tokens. The caller gives all ranks the same requests, or rank 0 leads
@@ -27,14 +30,15 @@
 #include "program/program.h"
 
 typedef struct EngineSizes {
-    int64_t slots;      /* most sequences at once, up to ENGINE_MOST_SLOTS */
-    int64_t cache_rows; /* useful rows of the caches; 0: slots * context. If memory is short there are fewer */
-    int64_t limit;      /* tokens from this one on are not drawn */
-    bool scores;        /* requests may have EngineRequest.scored */
-    bool penalties;     /* requests may have EngineRequest.penalties */
-    int64_t top;        /* most of EngineRequest.top, up to ENGINE_MOST_TOP */
+    int64_t slots;       /* most sequences at once, up to ENGINE_MOST_SLOTS */
+    int64_t cache_rows;  /* useful rows of the caches; 0: slots * context. If memory is short there are fewer */
+    int64_t limit;       /* tokens from this one on are not drawn */
+    bool scores;         /* requests may have EngineRequest.scored */
+    bool penalties;      /* requests may have EngineRequest.penalties */
+    int64_t top;         /* most of EngineRequest.top, up to ENGINE_MOST_TOP */
+    AdapterSet adapters; /* that requests choose from, at most ENGINE_MOST_ADAPTERS; only for an engine with its own weights */
 } EngineSizes;
-enum { ENGINE_MOST_SLOTS = 1024, ENGINE_MOST_TOP = 20 };
+enum { ENGINE_MOST_SLOTS = 1024, ENGINE_MOST_TOP = 20, ENGINE_MOST_ADAPTERS = 64 };
 
 typedef enum EngineEnd {
     ENGINE_STOP,   /* an end token, which is not among the sample's tokens, or EngineRequest.token said so */
@@ -82,6 +86,7 @@ typedef struct EngineRequest {
     Sampling sampling;
     EnginePenalties penalties;
     int64_t top;         /* the number of likeliest tokens in EngineToken */
+    int adapter;         /* 0: none; else 1 + an index of EngineSizes.adapters */
     uint64_t number;     /* of the first sample: sample i draws with number + i */
     const int32_t *ends; /* tokens that end a sample; borrowed like the prompt */
     int64_t end_count;
@@ -131,6 +136,9 @@ void engine_free(Engine *engine); /* NULL is allowed */
 const Graph *engine_graph(const Engine *engine);
 void *engine_master(Engine *engine);
 void *engine_weights(Engine *engine);
+/* For setting the adapters: their places, and a table in device memory. */
+const Model *engine_model(const Engine *engine);
+void *engine_table(Engine *engine, TensorId table);
 
 /* Returns the most tokens of a prompt and its answer together. */
 int64_t engine_positions(const Engine *engine);

@@ -50,7 +50,8 @@ static bool engine_shares(Arena arena) {
 /* A slot has two states: the newest, and the one after its prompt, with which other samples of the
  * prompt begin. Padding has its own state and cache row. */
 static SlotSizes padded_sizes(const EnginePrograms *e) {
-    return (SlotSizes){.slots = 2 * e->sizes.slots + 1, .cache_rows = e->sizes.cache_rows + 1, .top = e->sizes.top};
+    return (SlotSizes){
+        .slots = 2 * e->sizes.slots + 1, .cache_rows = e->sizes.cache_rows + 1, .top = e->sizes.top, .adapters = e->sizes.adapters};
 }
 static int64_t prompt_state(const EnginePrograms *e, int64_t slot) { return e->sizes.slots + slot; }
 static int64_t padding_state(const EnginePrograms *e) { return 2 * e->sizes.slots; }
@@ -176,6 +177,7 @@ static bool start_engine(EnginePrograms *e, Error *error) {
 static EnginePrograms *new_programs(const ModelConfig *config, const EngineOwner *owner, EnginePlace place, EngineSizes sizes) {
     EnginePrograms *e = memory_allocate(sizeof *e);
     assert(sizes.slots > 0 && sizes.slots <= ENGINE_MOST_SLOTS);
+    assert(sizes.adapters.count <= ENGINE_MOST_ADAPTERS && (!owner || !sizes.adapters.count));
     *e = (EnginePrograms){
         .config = config, .owner = owner, .mesh = place.mesh, .precision = place.precision, .device = place.device, .sizes = sizes};
     return e;
@@ -212,6 +214,8 @@ void engine_programs_free(EnginePrograms *e) {
 
 const Graph *engine_programs_graph(const EnginePrograms *e) { return e->programs[0].model.graph; }
 void *engine_programs_arena(const EnginePrograms *e, Arena arena) { return e->shared[arena]; }
+const Model *engine_programs_model(const EnginePrograms *e) { return &e->programs[0].model; }
+void *engine_programs_table(const EnginePrograms *e, TensorId table) { return executor_device_tensor(e->programs[0].executor, table); }
 
 /* -- Running ------------------------------------------------------------------------------------------------------- */
 
@@ -229,6 +233,30 @@ static void load_sequence(const Program *program, int64_t index, const EngineRow
     }
 }
 
+/* Adapters in the order of a program's rows: those of the requests, then none. */
+static int adapter_place(const EnginePrograms *e, const EngineRow *row) {
+    return row->adapter ? row->adapter - 1 : e->sizes.adapters.count;
+}
+
+/* Sets `order` to the indices of the rows, sorted by adapter, and loads the bounds of their groups;
+ * `length` program rows belong to each. */
+static void load_groups(const EnginePrograms *e, const Program *program, const EngineRow *rows, int64_t count, int64_t *order) {
+    const int adapters = e->sizes.adapters.count;
+    int32_t ends[ENGINE_MOST_ADAPTERS + 2] = {0}; /* ends[i]: the first row of group i, then its end */
+    for (int64_t i = 0; i < count; i++) ends[adapter_place(e, &rows[i]) + 1]++;
+    for (int i = 0; i <= adapters; i++) ends[i + 1] += ends[i];
+    int32_t *groups = adapters ? executor_tensor(program->executor, program->model.slots.groups) : NULL;
+    for (int i = 0; groups && i <= adapters; i++) groups[i] = ends[i] * (int32_t)program->model.length;
+    for (int64_t i = 0; i < count; i++) order[ends[adapter_place(e, &rows[i])]++] = i;
+}
+
+/* Loads a program's only sequence. */
+static void load_alone(const EnginePrograms *e, const Program *program, const EngineRow *row) {
+    int64_t first;
+    load_groups(e, program, row, 1, &first);
+    load_sequence(program, 0, row);
+}
+
 /* Returns the index of the block that computes the first of `count` tokens: the shortest that has
  * all, if at most a quarter of it is padding, or else the longest that they fill. */
 static int choose_block(const EnginePrograms *e, int64_t count) {
@@ -242,7 +270,7 @@ int64_t engine_programs_block(const EnginePrograms *e, int64_t count) { return i
 void engine_programs_fill(EnginePrograms *e, const EngineRow *row) {
     const Program *block = &e->programs[e->batches + choose_block(e, row->count)];
     assert(row->count > 0 && row->count <= block->model.length);
-    load_sequence(block, 0, row);
+    load_alone(e, block, row);
     executor_run(block->executor);
 }
 
@@ -297,7 +325,7 @@ static EngineToken drawn_token(const EnginePrograms *e, int64_t row) {
 bool engine_programs_score(EnginePrograms *e, const EngineRow *row, EngineToken *scores, Error *error) {
     const Program *program = &e->programs[e->batches + e->blocks + (row->count > score_lengths[0])];
     assert(e->sizes.scores && row->count > 0 && row->count <= program->model.length);
-    load_sequence(program, 0, row);
+    load_alone(e, program, row);
     for (int64_t i = 0; i < program->model.length; i++) {
         const float given = 1 + (float)row->tokens[int_min(i + 1, row->count)], top = (float)row->top;
         executor_set_values(program->executor, program->model.choice, i * DRAW_CHOICE_VALUES + DRAW_GIVEN, &given, 1);
@@ -316,12 +344,14 @@ bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Err
     const Sampling greedy = {.top_p = 1};
     const EngineRow padding = {
         .slot = padding_state(e), .first_row = e->sizes.cache_rows, .tokens = (int32_t[]){0}, .count = 1, .sampling = &greedy};
+    int64_t order[ENGINE_MOST_SLOTS] = {0};
+    load_groups(e, program, rows, count, order);
     for (int64_t s = 0; s < program->model.sequences; s++) {
-        load_sequence(program, s, s < count ? &rows[s] : &padding);
-        load_choice(e, program, s, s < count ? &rows[s] : &padding);
+        load_sequence(program, s, s < count ? &rows[order[s]] : &padding);
+        load_choice(e, program, s, s < count ? &rows[order[s]] : &padding);
     }
     run_draws(e, program);
-    for (int64_t s = 0; s < count; s++) rows[s].drawn = drawn_token(e, s);
+    for (int64_t s = 0; s < count; s++) rows[order[s]].drawn = drawn_token(e, s);
     return engine_ran(e, error);
 }
 

@@ -15,6 +15,7 @@ typedef struct EngineRow {
     const EnginePenalties *penalties; /* NULL: none */
     bool counted;                     /* the token was drawn, and counts for the penalties */
     int64_t top;                      /* of EngineToken */
+    int adapter;                      /* of EngineRequest */
     EngineToken drawn;                /* the result; its log-probabilities are NaN if a logit is not finite */
 } EngineRow;
 
@@ -29,6 +30,8 @@ bool engine_programs_plan(
 void engine_programs_free(EnginePrograms *programs);
 const Graph *engine_programs_graph(const EnginePrograms *programs);
 void *engine_programs_arena(const EnginePrograms *programs, Arena arena);
+const Model *engine_programs_model(const EnginePrograms *programs);
+void *engine_programs_table(const EnginePrograms *programs, TensorId table);
 
 /* Returns how many of the next `count` tokens of a prompt to fill at once, at most ENGINE_LONGEST_BLOCK. */
 enum { ENGINE_LONGEST_BLOCK = 2048 };

@@ -34,7 +34,9 @@ typedef struct Builder {
     TensorId tokens, positions; /* INT32 [R] */
     SlotSizes slot_sizes;       /* as SlotInputs, of model_build_slots */
     SlotInputs slots;
-    bool draws;                         /* of model_build_slots */
+    bool draws;           /* of model_build_slots */
+    AdapterPlace *places; /* as in Model */
+    int place_count;
     TensorId share, loss;               /* as in Model; TENSOR_NONE if the mode has no loss */
     ImageInputs image;                  /* for families of images, as in Model */
     RopeTable rope_tables[ROPE_TABLES]; /* builder_rope_table */

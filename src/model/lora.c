@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
@@ -46,6 +47,14 @@ char *parameter_module(const char *parameter) {
     return memory_format("%.*s", (int)stem, parameter);
 }
 
+/* Returns whether a layer gets an adapter, for training or as one of several of generation. */
+static bool gets_adapter(const Builder *b, const char *module, LoraGroup group) {
+    const AdapterSet *set = &b->slot_sizes.adapters;
+    for (int i = 0; i < set->count; i++)
+        if (lora_selects(&set->items[i], module, group)) return true;
+    return lora_selects(b->lora, module, group);
+}
+
 /* Finds the layers with adapters among the layers NAME.weight [out, in] that `weight` views, in
  * order, and returns their number. This rank computes rows `rows` of the view, which are the
  * columns of the output from `column` on. */
@@ -61,7 +70,7 @@ static int find_adapted(
         SCOPED_FREE char *module = parameter_module(p->name);
         int64_t first_row = end_row;
         end_row += p->shape[0];
-        if (!lora_selects(b->lora, module, group)) continue;
+        if (!gets_adapter(b, module, group)) continue;
         int64_t first = int_max(first_row, rows.first), end = int_min(end_row, rows.first + rows.count);
         assert(count < LORA_MAX_ADAPTERS);
         found[count++] =
@@ -135,6 +144,65 @@ static TensorId adapt(const Builder *b, TensorId x, TensorId y, const Adapters *
     return op_lora(b->graph, y, project_down(b, x, adapters), adapters->up, adapters->columns, adapters->count);
 }
 
+/* -- Several adapters of generation ----------------------------------------------------------------------------------- */
+
+int64_t adapter_set_rank(const AdapterSet *set) {
+    enum { CHUNK = 8 };
+    int64_t rank = 0;
+    for (int i = 0; i < set->count; i++) rank = int_max(rank, set->items[i].rank);
+    return round_up(rank, CHUNK);
+}
+
+/* Records the places of a part's layers in their tables. */
+static void record_places(Builder *b, const Adapted *found, int count, TensorId down, TensorId up) {
+    int64_t adapters = b->slot_sizes.adapters.count, rank = adapter_set_rank(&b->slot_sizes.adapters);
+    for (int64_t i = 0, row = 0; i < count; row += adapters * found[i++].columns.count) {
+        AdapterPlace place = {.module = parameter_module(found[i].layer.name),
+            .a = down,
+            .b = up,
+            .a_first = i * rank,
+            .a_stride = count * rank,
+            .b_first = row,
+            .columns = found[i].columns.count,
+            .skipped = found[i].skipped};
+        array_append(b->places, b->place_count, place);
+    }
+}
+
+/* A part of a layer: its weight, the rows of it that this rank computes, and the column of y at which their
+ * results begin. */
+typedef struct LayerPart {
+    TensorId weight;
+    CutShare rows;
+    int64_t column;
+} LayerPart;
+
+/* Adds to y the result of each row's own adapter. The tables of a part are A of all adapters, each with
+ * the A matrices of all layers, and B of each layer with those of all adapters. */
+static TensorId adapt_groups(Builder *b, TensorId x, TensorId y, const LayerPart *part, LoraGroup group) {
+    Graph *graph = b->graph;
+    const AdapterSet *set = &b->slot_sizes.adapters;
+    Adapted found[LORA_MAX_ADAPTERS];
+    LoraGroups groups = {.offset = b->slots.groups};
+    int count = set->count ? find_adapted(b, part->weight, part->rows, part->column, group, found) : 0;
+    int64_t sum = 0, rank = adapter_set_rank(set);
+    for (int i = 0; i < count; i++) {
+        if (!found[i].columns.count) continue;
+        sum += found[i].columns.count;
+        groups.columns[groups.adapters] = found[i].columns;
+        found[groups.adapters++] = found[i];
+    }
+    if (!groups.adapters) return y;
+    int64_t down_shape[] = {set->count, groups.adapters * rank, graph_columns(graph, x)}, up_shape[] = {set->count * sum, rank};
+    TensorId down = graph_tensor(graph, ARENA_STATE, TYPE_COMPUTE, 3, down_shape, "adapters_down");
+    groups.b = graph_tensor(graph, ARENA_STATE, TYPE_COMPUTE, 2, up_shape, "adapters_up");
+    record_places(b, found, groups.adapters, down, groups.b);
+    groups.u = op_grouped_linear(graph, x, down, &(Dispatch){.offset = groups.offset, .rows = graph_rows(graph, x)});
+    return op_lora_groups(graph, y, &groups);
+}
+
+/* -- Linear layers ------------------------------------------------------------------------------------------------------ */
+
 static bool multiplies_in_fp8(const Builder *b, TensorId x, const Linear *linear) {
     TensorId w = linear->parts[0].w;
     return builder_is_fp8(b, graph_rows(b->graph, x), 0, graph_rows(b->graph, w), graph_columns(b->graph, w));
@@ -180,9 +248,16 @@ TensorId builder_linear(Builder *b, TensorId x, const Linear *linear, LoraGroup 
         adapters[i] = adapters_of(b, linear->parts[i].w, (CutShare){own.rows[i].first, rows}, column, group);
         column += rows;
     }
+    assert(!adapters[0].count || !b->slot_sizes.adapters.count);
     bool together = adapters[0].count && !own.parts[1].w && !multiplies_in_fp8(b, x, &own);
     TensorId y = together ? multiply_adapted(b, x, &own, &adapters[0]) : multiply_base(b, x, &own);
     for (int i = 0; i < LINEAR_PARTS && !together; i++) y = adapt(b, x, y, &adapters[i]);
+    column = 0;
+    for (int i = 0; i < LINEAR_PARTS && own.parts[i].w; i++) {
+        int64_t rows = graph_rows(b->graph, own.parts[i].w);
+        y = adapt_groups(b, x, y, &(LayerPart){linear->parts[i].w, {own.rows[i].first, rows}, column}, group);
+        column += rows;
+    }
     return linear->split == SPLIT_INPUT ? builder_scatter(b, y) : y;
 }
 
@@ -234,6 +309,22 @@ static LoraGroup module_group(const char *module) {
     if (strstr(module, ".mlp.experts.")) return LORA_EXPERTS;
     if (lora_is_router(module)) return LORA_ROUTER;
     return strstr(module, "attn.") ? LORA_ATTENTION : LORA_MLP;
+}
+
+bool lora_check_unmerged(const ModelConfig *config, const LoraConfig *lora, Error *error) {
+    static const char *const kinds[] = {[LORA_EXPERTS] = "of experts", [LORA_ROUTER] = "of a router"};
+    SCOPED(model_free) Model model = model_describe(config, lora, PRECISION_FP32);
+    for (int i = 0; i < model.graph->parameter_count; i++) {
+        const Parameter *p = &model.graph->parameters[i];
+        bool adapter = ends_with(p->name, ".lora_A.weight") || ends_with(p->name, ".lora_B.weight");
+        LoraGroup group = module_group(p->name);
+        if (p->frozen || (adapter && group != LORA_EXPERTS && group != LORA_ROUTER)) continue;
+        return error_set(error, ERROR_USAGE,
+            "it has %s, %s, but several adapters at once can only have linear layers outside experts and routers: use it alone as MODEL, "
+            "or merge it with smelt convert",
+            p->name, adapter ? kinds[group] : "a table of the base");
+    }
+    return true;
 }
 
 static bool chooses_any(const char *target, size_t length, const Graph *graph) {

@@ -152,11 +152,12 @@ typedef struct ModelShape {
     bool draws;      /* with slots */
 } ModelShape;
 
-static void declare_slots(Model *model) {
+static void declare_slots(Model *model, int adapters) {
     int64_t sequences = model->sequences;
     model->slots = (SlotInputs){.slots = integers(model->graph, sequences, "slots"),
         .first_rows = integers(model->graph, sequences, "first_rows"),
         .lasts = integers(model->graph, sequences, "lasts")};
+    if (adapters) model->slots.groups = integers(model->graph, adapters + 1, "groups");
 }
 
 static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfig *config, const LoraConfig *lora, Precision precision,
@@ -180,7 +181,7 @@ static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfi
     bool images = model_makes_images(config);
     if (images) declare_images(&model, config, loss);
     else declare_tokens(&model, loss);
-    if (shape->slots.slots) declare_slots(&model);
+    if (shape->slots.slots) declare_slots(&model, shape->slots.adapters.count);
     if (loss) {
         model.scale = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "loss_scale");
         model.share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "microbatch_share");
@@ -211,6 +212,8 @@ static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfi
     builder_layer(&builder, -1);
     if (images) append_velocity(&model, trunk.velocity, loss);
     else append_head(&builder, &model, trunk, loss);
+    model.places = builder.places;
+    model.place_count = builder.place_count;
     if (mode == MODEL_TRAIN) differentiate(&model, shape->recompute);
     return model;
 }
@@ -242,6 +245,8 @@ Model model_describe(const ModelConfig *config, const LoraConfig *lora, Precisio
 }
 
 void model_free(Model *model) {
+    for (int i = 0; i < model->place_count; i++) free(model->places[i].module);
+    free(model->places);
     graph_free(model->graph);
     free(model->chunks);
     free(model->routing);

@@ -52,16 +52,38 @@ static inline bool model_makes_images(const ModelConfig *config) { return family
 /* Returns the tokens of the shortest sequence. */
 static inline int64_t model_least_length(const ModelConfig *config) { return model_makes_images(config) ? config->text_tokens + 1 : 1; }
 
+/* Adapters of a model of which generation has several at once, unmerged: each sequence uses one or
+ * none. Borrowed. */
+typedef struct AdapterSet {
+    int count;               /* 0: none */
+    const LoraConfig *items; /* each has passed lora_check_unmerged */
+} AdapterSet;
+/* Returns the rank of all adapters in tables: the largest, rounded up to full chunks of a GPU. An
+ * adapter with a smaller rank has zeros. */
+int64_t adapter_set_rank(const AdapterSet *set);
+
+/* The place of the adapters of a layer NAME.weight in tables of a program, tensors of the state arena:
+ * A of adapter i has rows a_first + i * a_stride .. of `a`, [rank, in]; B has the `columns` rows from
+ * b_first + i * columns on of `b`, [columns, rank]. These are rows `skipped` .. of the B that the rank
+ * would have in training. */
+typedef struct AdapterPlace {
+    char *module; /* NAME; owned by the model */
+    TensorId a, b;
+    int64_t a_first, a_stride, b_first, columns, skipped;
+} AdapterPlace;
+
 /* Generation of several sequences at once: the most slots, and the rows of a cache that the slots
  * share. 0: one sequence, with a cache of config->context rows. */
 typedef struct SlotSizes {
     int64_t slots, cache_rows;
     int64_t penalized; /* slots with a state of op_penalize, the first ones; 0: no penalties */
     int64_t top;       /* most_top of op_draw */
+    AdapterSet adapters;
 } SlotSizes;
 /* Its inputs, INT32 [sequences]: the slot of each sequence, the cache row of its position 0, and the
- * index of the last of its `length` rows that is not padding. */
-typedef struct SlotInputs { TensorId slots, first_rows, lasts; } SlotInputs;
+ * index of the last of its `length` rows that is not padding. With adapters, `groups`, INT32
+ * [adapters + 1]: rows groups[i] .. groups[i + 1] - 1 use adapter i, and those after them none. */
+typedef struct SlotInputs { TensorId slots, first_rows, lasts, groups; } SlotInputs;
 
 /* Inputs and results of a built model; TENSOR_NONE if the mode has none. */
 typedef struct Model {
@@ -87,7 +109,9 @@ typedef struct Model {
     TensorId choice, drawn;      /* of model_build_slots in place of argmax: as in op_draw, for each row */
     TensorId penalties, counts;  /* with SlotSizes.penalized: choice and state of op_penalize */
     TensorId *routing;           /* by layer, with ModelConfig.given_routing: INT32 [rows of the router, k], experts; else NULL */
-    ModelChunk *chunks;          /* of a pipeline stage; NULL: the model is whole */
+    AdapterPlace *places;        /* with SlotSizes.adapters: of all layers with adapters */
+    int place_count;
+    ModelChunk *chunks; /* of a pipeline stage; NULL: the model is whole */
     int chunk_count;
 } Model;
 
@@ -120,6 +144,9 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error);
 /* ERROR_CHECKPOINT names targets of an adapter_config.json that the model lacks. */
 bool lora_check_named(const ModelConfig *config, const LoraConfig *lora, Error *error);
+/* ERROR_USAGE names an adapter that generation cannot have unmerged: of experts, of a router, or a
+ * table that is trained whole or in rows (model/lora.c). */
+bool lora_check_unmerged(const ModelConfig *config, const LoraConfig *lora, Error *error);
 /* Builds the smallest program of the whole model, to list its parameters; `lora` may be NULL. */
 Model model_describe(const ModelConfig *config, const LoraConfig *lora, Precision precision);
 void model_free(Model *model);

@@ -538,15 +538,20 @@ bool lineage_check_weights(const char *run, const json_t *metadata, const Config
     return identity_check_model(run, saved, config, error);
 }
 
-bool lineage_check_base(const char *run, const Config *config, Error *error) {
+bool lineage_check_base(const char *run, const Config *config, const char *base, Error *error) {
     int64_t step;
     SCOPED(run_point_free) RunPoint point = run_point(run);
-    json_auto_t *newest = lineage_at(&point, config, &step, error),
-                *now = newest ? identity_of_base(config->init, point.run, false, error) : NULL;
+    json_auto_t *newest = lineage_at(&point, config, &step, error), *now = newest ? identity_of_base(base, point.run, false, error) : NULL;
     const char *then = json_string_value(json_object_get(json_object_get(newest, "identity"), "init.content"));
     if (!now) return false;
-    return !then || identity_same_content(then, json_string_value(now)) ||
-           error_set(error, ERROR_CHECKPOINT,
-               "the adapters of %s were trained with init=%s as %s, but its content is now %s: restore the earlier base", run, config->init,
-               then, json_string_value(now));
+    if (!then || identity_same_content(then, json_string_value(now))) return true;
+    return strcmp(base, config->init) != 0
+               ? error_set(error, ERROR_CHECKPOINT,
+                     "the adapters of %s were trained with init=%s as %s, but the content of %s is %s: use the model that they were "
+                     "trained "
+                     "with",
+                     run, config->init, then, base, json_string_value(now))
+               : error_set(error, ERROR_CHECKPOINT,
+                     "the adapters of %s were trained with init=%s as %s, but its content is now %s: restore the earlier base", run,
+                     config->init, then, json_string_value(now));
 }

@@ -198,8 +198,8 @@ static json_t *frame_json(const ServeAnswer *answer, json_t *choices) {
     const char *object = answer->request.kind == SERVE_COMPLETION ? "text_completion"
                          : answer->request.stream                 ? "chat.completion.chunk"
                                                                   : "chat.completion";
-    return json_pack("{ss ss sI ss so}", "id", answer->id, "object", object, "created", answer->created, "model", answer->model->name,
-        "choices", choices);
+    return json_pack("{ss ss sI ss so}", "id", answer->id, "object", object, "created", answer->created, "model",
+        serve_model_name(answer->model, answer->request.adapter), "choices", choices);
 }
 
 char *serve_answer_whole(const ServeAnswer *answer) {

@@ -102,9 +102,13 @@ static enum MHD_Result reply_json(ServeExchange *exchange, json_t *json) {
 static enum MHD_Result reply_health(ServeExchange *exchange) { return reply_json(exchange, json_pack("{ss}", "status", "ok")); }
 
 static enum MHD_Result reply_models(ServeExchange *exchange) {
-    return reply_json(exchange, json_pack("{ss s[{ss ss sI ss sI sb}]}", "object", "list", "data", "id", exchange->server->model->name,
-                                    "object", "model", "created", (json_int_t)0, "owned_by", "smelt", "max_model_len",
-                                    (json_int_t)exchange->server->served.positions, "chat", exchange->server->model->chat != NULL));
+    const ServeModel *model = exchange->server->model;
+    json_t *list = json_array();
+    for (int i = 0; i <= model->adapter_count; i++)
+        json_array_append_new(list, json_pack("{ss ss sI ss ss* sI sb}", "id", serve_model_name(model, i), "object", "model", "created",
+                                        (json_int_t)0, "owned_by", "smelt", "parent", i ? model->name : NULL, "max_model_len",
+                                        (json_int_t)exchange->server->served.positions, "chat", model->chat != NULL));
+    return reply_json(exchange, json_pack("{ss so}", "object", "list", "data", list));
 }
 
 static enum MHD_Result reply_metrics(ServeExchange *exchange) {

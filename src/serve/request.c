@@ -151,9 +151,15 @@ static bool take_fields(ServeRequest *request, const json_t *body, ServeFault *f
     return true;
 }
 
-static bool take_model(const json_t *value, const ServeModel *model, ServeFault *fault) {
-    if (!value || (json_is_string(value) && !strcmp(json_string_value(value), model->name))) return true;
-    return serve_refuse(fault, MHD_HTTP_NOT_FOUND, "model_not_found", "model", "this server has only the model %.80s", model->name);
+const char *serve_model_name(const ServeModel *model, int adapter) { return adapter ? model->adapters[adapter - 1] : model->name; }
+
+static bool take_model_name(ServeRequest *request, const json_t *value, const ServeModel *model, ServeFault *fault) {
+    const char *name = json_string_value(value);
+    if (!value) return true;
+    for (request->adapter = 0; request->adapter <= model->adapter_count; request->adapter++)
+        if (name && !strcmp(name, serve_model_name(model, request->adapter))) return true;
+    return serve_refuse(fault, MHD_HTTP_NOT_FOUND, "model_not_found", "model", "this server has only the model %.80s%s", model->name,
+        model->adapter_count ? " and its adapters, which GET /v1/models lists" : "");
 }
 
 static bool take_stop(ServeRequest *request, const json_t *value, ServeFault *fault) {
@@ -301,7 +307,7 @@ bool serve_request_read(ServeRequest *r, ServeKind kind, const ServeModel *model
         .sampling = {.temperature = 1, .top_p = 1}};
     if (!object) return serve_refuse(fault, MHD_HTTP_BAD_REQUEST, NULL, NULL, "the body is not JSON: %s", error.message);
     if (!json_is_object(object)) return serve_refuse(fault, MHD_HTTP_BAD_REQUEST, NULL, NULL, "the body is not an object");
-    if (!take_fields(r, object, fault) || !take_model(given(object, "model"), model, fault) ||
+    if (!take_fields(r, object, fault) || !take_model_name(r, given(object, "model"), model, fault) ||
         !take_stops(r, given(object, "stop"), fault) || !take_biases(r, given(object, "logit_bias"), fault) ||
         !take_stream_options(r, given(object, "stream_options"), fault) || !check_scores(r, fault))
         return false;

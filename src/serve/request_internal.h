@@ -39,6 +39,7 @@ typedef struct ServePrompt {
 /* Zero-initialize, free with serve_request_free. */
 typedef struct ServeRequest {
     ServeKind kind;
+    int adapter; /* of EngineRequest */
     ServePrompt *prompts;
     size_t prompt_count;
     int64_t tokens;  /* most tokens of a sample; 0: as many as fit */
@@ -53,6 +54,8 @@ typedef struct ServeRequest {
 } ServeRequest;
 bool serve_request_read(ServeRequest *request, ServeKind kind, const ServeModel *model, const char *body, size_t size, ServeFault *fault);
 void serve_request_free(ServeRequest *request);
+/* Returns the name that a request chose, for an EngineRequest.adapter. */
+const char *serve_model_name(const ServeModel *model, int adapter);
 /* Returns whether the answer has log-probabilities of its prompts. */
 bool serve_request_scores_prompts(const ServeRequest *request);
 /* Returns the most tokens that a sample of a prompt may get. */

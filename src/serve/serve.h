@@ -7,6 +7,8 @@
  *     /                                        a page for browsers
  *     /health, /metrics                        for supervisors, and for Prometheus
  *
+ * A model may have adapters, each of which has a name of its own in requests.
+ *
  * The memory of requests is limited by the bytes of bodies, the number of connections, and the
  * number of samples that wait, run or have not been fetched. */
 #pragma once
@@ -19,6 +21,8 @@
 /* The model as requests see it; borrowed by a server. */
 typedef struct ServeModel {
     const char *name;
+    const char *const *adapters; /* names; a request for the one at i has EngineRequest.adapter i + 1 */
+    int adapter_count;
     const Tokenizer *tokenizer; /* NULL: bytes */
     TokenizerEncoder *encoder;  /* NULL: bytes; used by the thread of HTTP alone, as is `chat` */
     ChatEncoder *chat;          /* NULL: the model has no chat template */

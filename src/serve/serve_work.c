@@ -81,6 +81,7 @@ static void submit_exchange(Server *server, ServeExchange *exchange) {
             .sampling = request->sampling,
             .penalties = request->penalties,
             .top = int_max(request->top, 0),
+            .adapter = request->adapter,
             .number = (uint64_t)i << 16,
             .ends = server->model->ends->items,
             .end_count = (int64_t)server->model->ends->count,

@@ -147,9 +147,7 @@ static bool replace_parts(const char *name, const Graph *graph, void *master, Er
     return base && peft_replace(&peft, graph, master, error);
 }
 
-/* Opens the newest adapters of a run, in the precision of its training, or the adapters of a
- * folder. Their graph also has the base's parameters, whose pages are never touched. */
-static bool open_adapters(HostModel *adapters, const char *name, const Config *config, Precision precision, int64_t *step, Error *error) {
+bool adapter_load_alone(HostModel *adapters, const char *name, const Config *config, Precision precision, int64_t *step, Error *error) {
     SCOPED(peft_close) PeftFolder peft = {0};
     SCOPED(host_model_close) HostModel kept = {0};
     const LoraConfig lora = as_it_was(&config->lora);
@@ -166,8 +164,7 @@ static bool open_adapters(HostModel *adapters, const char *name, const Config *c
     return true;
 }
 
-/* Returns whether the last parts of two folder paths, or of two Hugging Face names, are equal. */
-static bool same_name(const char *a, const char *b) {
+bool adapter_same_name(const char *a, const char *b) {
     size_t a_end = path_length(a), b_end = path_length(b), a_begin = a_end, b_begin = b_end;
     while (a_begin > 0 && a[a_begin - 1] != '/') a_begin--;
     while (b_begin > 0 && b[b_begin - 1] != '/') b_begin--;
@@ -179,7 +176,7 @@ static bool same_name(const char *a, const char *b) {
 static void name_differences(const PeftFolder *peft, const Config *config) {
     if (peft->dropout > 0)
         log_warn("lora.start=%s was trained with lora_dropout=%g, but smelt trains without dropout", config->lora.start, peft->dropout);
-    if (*peft->base && !same_name(peft->base, config->init))
+    if (*peft->base && !adapter_same_name(peft->base, config->init))
         log_warn("lora.start=%s was trained with %s, but init is %s: adapters of another model are useless as a start", config->lora.start,
             peft->base, config->init);
 }
@@ -204,7 +201,7 @@ static bool load_run_start(HostModel *start, const Config *config, Error *error)
             "%s has adapters with lora.rank=%lld lora.alpha=%g lora.targets=%s, and other lora settings are set: set those of its "
             "config.yaml",
             lora->start, (long long)own->rank, own->alpha, own->targets);
-    return open_adapters(start, lora->start, &origin, config->precision, &step, error);
+    return adapter_load_alone(start, lora->start, &origin, config->precision, &step, error);
 }
 
 static bool load_peft_start(const Session *session, HostModel *start, Error *error) {
@@ -321,8 +318,9 @@ bool adapter_load_merged(const char *name, const Config *config, const Graph *gr
         if (folder) return error_context(error, "%s has adapters of %s", name, config->init);
         return error_context(error, "%s has adapters of init=%s (if it has moved: smelt train %s init=FOLDER)", name, config->init, name);
     }
-    if (!folder && !lineage_check_base(name, config, error)) return false;
-    if (!open_adapters(&adapters, name, config, PRECISION_FP64, step, error) || !replace_parts(name, graph, master, error)) return false;
+    if (!folder && !lineage_check_base(name, config, config->init, error)) return false;
+    if (!adapter_load_alone(&adapters, name, config, PRECISION_FP64, step, error) || !replace_parts(name, graph, master, error))
+        return false;
     merge_adapters(&adapters, &config->lora, graph, master);
     return true;
 }
@@ -385,7 +383,7 @@ static bool compute_expected(MergedCheck *check, const char *name, const Config 
     SCOPED(host_model_close) HostModel adapted = {0};
     SCOPED(program_free) Program with = {0};
     const LoraConfig lora = as_it_was(&config->lora);
-    if (!open_adapters(&adapted, name, config, PRECISION_FP32, &step, error) || !take_base(&adapted, name, config, error) ||
+    if (!adapter_load_alone(&adapted, name, config, PRECISION_FP32, &step, error) || !take_base(&adapted, name, config, error) ||
         !compared_open(&with, config, &lora, adapted.master, error))
         return false;
     check->count = graph_elements(with.model.graph, result_of(&with));
@@ -483,7 +481,7 @@ bool adapter_write(
     const char *run, const Config *config, const HfExport *tokenizer, const char *folder, bool overwrite, int64_t *step, Error *error) {
     SCOPED(host_model_close) HostModel adapters = {0};
     if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): remove adapter=true", run);
-    if (!check_adapter_folder(folder, overwrite, error) || !open_adapters(&adapters, run, config, PRECISION_FP32, step, error))
+    if (!check_adapter_folder(folder, overwrite, error) || !adapter_load_alone(&adapters, run, config, PRECISION_FP32, step, error))
         return false;
     SCOPED(file_folder_close) FolderDraft draft = {0};
     return file_folder_begin(&draft, folder, error) &&

@@ -182,12 +182,96 @@ static void what_is_no_prompt_is_refused_by_its_line(void **state) {
     smelt_says(ERROR_DATA, "p.jsonl", "generate r p.jsonl");
 }
 
+#define ADAPTER "init=r data.length=16 batch.sequences=2 batch.tokens=32 steps=8 schedule.warmup=0 eval.sample_tokens=0 eval.every=0 lora.targets=attention "
+
+/* A run, a PEFT folder and the base, in one batch: each row gets what its merged model alone gives. */
+static void each_prompt_gets_its_adapter(void **state) {
+    (void)state;
+    static const char *const alone[] = {"r", "one", "two"}, *const names[] = {NULL, "first", "second"};
+    make_run();
+    train_good("run=one lora.rank=2 lora.alpha=8 optimizer.lr=0.1 seed=3 " ADAPTER);
+    train_good("run=two lora.rank=11 lora.alpha=11 optimizer.lr=0.1 seed=4 " ADAPTER);
+    smelt_good("convert two folder adapter=true");
+    FILE *file = fopen("p.jsonl", "w");
+    for (int i = 0; i < 9; i++) {
+        json_auto_t *record = json_pack("{ss ss*}", "prompt", i < 3 ? "the text" : i < 6 ? "a" : "0 1 2 3 4", "adapter", names[i % 3]);
+        json_dumpf(record, file, 0);
+        fputs("\n", file);
+    }
+    fclose(file);
+    write_text("plain.jsonl", "{\"prompt\": \"the text\"}\n{\"prompt\": \"a\"}\n{\"prompt\": \"0 1 2 3 4\"}\n");
+    smelt_good("generate r p.jsonl adapters={\"first\":\"one\",\"second\":\"folder\"} out=o.jsonl slots=4 ids=true precision=fp32 " GREEDY);
+    json_auto_t *lines = lines_of("o.jsonl");
+    assert_int_equal(json_array_size(lines), 9);
+    double effect = 0;
+    for (int m = 0; m < 3; m++) {
+        SCOPED_FREE char *words =
+            memory_format("generate %s plain.jsonl out=alone.jsonl overwrite=true ids=true precision=fp32 " GREEDY, alone[m]);
+        smelt_good(words);
+        json_auto_t *expected = lines_of("alone.jsonl");
+        for (size_t i = 0; i < 3; i++) {
+            const json_t *own = json_array_get(lines, 3 * i + (size_t)m), *line = json_array_get(expected, i);
+            assert_true(json_equal(json_object_get(own, "ids"), json_object_get(line, "ids")));
+            double sum = json_real_value(json_object_get(line, "logprob"));
+            assert_float_equal(json_real_value(json_object_get(own, "logprob")), sum, 1e-4);
+            effect = fmax(effect, fabs(json_real_value(json_object_get(json_array_get(lines, 3 * i), "logprob")) - sum));
+        }
+    }
+    assert_true(effect > 0.1);
+}
+
+static void what_is_no_adapter_of_the_model_is_refused(void **state) {
+    (void)state;
+    make_run();
+    train_good("run=one lora.rank=2 " ADAPTER);
+    train_good("run=rows lora.rank=2 lora.tokens=3-5 " ADAPTER);
+    train_good("run=q steps=1 schedule.warmup=0 model.context=300 eval.every=0 seed=8");
+    train_good("run=other lora.rank=2 lora.targets=attention init=q data.length=16 batch.sequences=2 batch.tokens=32 steps=1 "
+               "schedule.warmup=0 eval.every=0");
+    smelt_good("convert one folder adapter=true");
+    train_good("run=wide steps=1 schedule.warmup=0 model.width=64 model.context=300 eval.every=0");
+    train_good("run=experts lora.rank=2 init=r data.length=16 batch.sequences=2 batch.tokens=32 steps=1 schedule.warmup=0 eval.every=0");
+    static const struct {
+        const char *words, *message;
+        int code;
+    } cases[] = {
+        {"r p.jsonl adapters={\"x\":\"experts\"}", "x lora_A experts", ERROR_USAGE},
+        {"r p.jsonl adapters={\"x\":\"nothing\"}", "x nothing", ERROR_CHECKPOINT},
+        {"r p.jsonl adapters={\"x\":\"r\"}", "x r lora.rank", ERROR_USAGE},
+        {"r p.jsonl adapters={\"x\":\"p.jsonl\"}", "x p.jsonl", ERROR_CHECKPOINT},
+        {"r p.jsonl adapters={\"x\":3}", "x", ERROR_USAGE},
+        {"r p.jsonl adapters={\"\":\"one\"}", "name", ERROR_USAGE},
+        {"r p.jsonl adapters={\"x\":\"one\",\"x\":\"folder\"}", "duplicate x", ERROR_USAGE},
+        {"r p.jsonl adapters=[]", "adapters=[] 64", ERROR_USAGE},
+        {"r p.jsonl adapters={}", "adapters={} 64", ERROR_USAGE},
+        {"r p.jsonl adapters=one", "adapters=one", ERROR_USAGE},
+        {"r p.jsonl adapters={\"x\":\"folder@r\"}", "x folder@r r", ERROR_USAGE},
+        {"r p.jsonl adapters={\"x\":\"rows\"}", "x token_adapter", ERROR_USAGE},
+        {"r p.jsonl adapters={\"x\":\"other\"}", "x other init=", ERROR_CHECKPOINT},
+        {"wide p.jsonl adapters={\"x\":\"folder\"}", "x folder lora_A", ERROR_CHECKPOINT},
+        {"one p.jsonl adapters={\"x\":\"one\"}", "one has adapters", ERROR_USAGE},
+        {"r p.jsonl adapters={\"y\":\"one\"}", "p.jsonl 1 x", ERROR_DATA},
+        {"r p.jsonl", "p.jsonl 1 x", ERROR_DATA},
+        {"r prompt adapters={\"x\":\"one\"}", "adapters", ERROR_USAGE},
+    };
+    write_text("p.jsonl", "{\"prompt\": \"a\", \"adapter\": \"x\"}\n");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        smelt_says(cases[i].code, cases[i].message, "generate %s tokens=2 threads=1", cases[i].words);
+    write_text("p.jsonl", "{\"prompt\": \"a\", \"adapter\": null}\n");
+    smelt_good("generate r p.jsonl tokens=2 threads=1");
+    train_good("run=third lora.rank=2 lora.alpha=3 " ADAPTER);
+    smelt_says(ERROR_USAGE, "exact=true x 1.5", "generate r p.jsonl adapters={\"x\":\"third\"} exact=true tokens=2 threads=1");
+    smelt_says(ERROR_USAGE, "adapters= one name=", "serve r adapters={\"one\":\"one\"} name=one port=0 template=chatml threads=1");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(prompts_get_what_they_get_alone),
         TRAIN_TEST(token_ids_get_what_they_get_alone),
         TRAIN_TEST(samples_are_drawn_by_seed_line_and_number),
         TRAIN_TEST(what_is_no_prompt_is_refused_by_its_line),
+        TRAIN_TEST(each_prompt_gets_its_adapter),
+        TRAIN_TEST(what_is_no_adapter_of_the_model_is_refused),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -209,6 +209,86 @@ static void lora_and_scale_pass(void **state) {
     CHECK_ALL(build_lora, cases);
 }
 
+enum { GROUPS = 3 };
+
+static LoraColumns group_columns(const Case *c, int i) {
+    const int64_t n = c->columns;
+    const LoraColumns all[] = {{0, n}, {n, 2 * n}, {3 * n, 3}}, some[] = {{1, n}, {2 * n + 1, n}};
+    return c->flag3 ? some[i] : all[i];
+}
+
+/* Rows of three groups, the second of which is empty, and of none, unless flag is set. */
+static void put_group_offsets(const Case *c, int32_t offset[GROUPS + 1]) {
+    offset[0] = 0;
+    offset[1] = offset[2] = (int32_t)(c->rows / 3);
+    offset[3] = (int32_t)(c->flag ? c->rows : c->rows - c->rows / 4);
+}
+
+/* Adapters of all columns or of some (flag3). */
+static void build_lora_groups(Check *check, const void *argument) {
+    const Case *c = argument;
+    static int32_t offset[GROUPS + 1];
+    const int64_t rank = c->other, out = 3 * c->columns + 3, adapted_out = c->flag3 ? 2 * c->columns : out;
+    const int adapters = c->flag3 ? 2 : 3;
+    put_group_offsets(c, offset);
+    TensorId y = op_scale(check->graph, check_fixed(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, out}, 0, 1), 0.5);
+    TensorId u = check_fixed(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, adapters * rank}, 0, 1);
+    TensorId b = check_fixed(check, TYPE_COMPUTE, 2, (int64_t[]){GROUPS * adapted_out, rank}, 0, 0.5);
+    LoraGroups groups = {.u = u, .b = b, .offset = check_integers(check, 1, (int64_t[]){GROUPS + 1}, offset), .adapters = adapters};
+    for (int i = 0; i < adapters; i++) groups.columns[i] = group_columns(c, i);
+    TensorId adapted = op_lora_groups(check->graph, y, &groups);
+    check_output(check, c->flag2 ? op_add(check->graph, adapted, y) : adapted);
+}
+
+static void groups_of_rows_have_their_own_adapters(void **state) {
+    (void)state;
+    static const Case cases[] = {
+        {1, 1, 1, true}, {67, 5, 3, false, true}, {40, 32, 8, true}, {33, 16, 16, false, true, true}, {130, 72, 8}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_op(build_lora_groups, &cases[i], (CheckBounds){.forward_only = true});
+}
+
+/* y + [u_1 b_1[g]^T | ... | u_3 b_3[g]^T] for the rows of group g, and y for rows of none. Small integers are exact in bf16. */
+static void each_row_gets_the_adapters_of_its_group(void **state) {
+    (void)state;
+    enum { ROWS = 13, COLUMNS = 4, OUT = 3 * COLUMNS + 3, RANK = 3, ADAPTERS = 3 };
+    const Case c = {ROWS, COLUMNS, RANK, false, false, false};
+    const LoraColumns columns[] = {group_columns(&c, 0), group_columns(&c, 1), group_columns(&c, 2)};
+    Graph *graph = graph_create(PRECISION_BF16, false);
+    TensorId y = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){ROWS, OUT}, "y");
+    TensorId u = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){ROWS, ADAPTERS * RANK}, "u");
+    TensorId b = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){GROUPS * OUT, RANK}, "b");
+    TensorId offset = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, (int64_t[]){GROUPS + 1}, "offset");
+    LoraGroups groups = {.u = u, .b = b, .offset = offset, .adapters = ADAPTERS};
+    memcpy(groups.columns, columns, sizeof columns);
+    TensorId adapted = op_lora_groups(graph, y, &groups);
+    graph->tensors[adapted].keep = true;
+    Program program = check_program((Model){.graph = graph}, check_device() ? check_device() : device_cpu());
+    Executor *executor = program.executor;
+    uint16_t *y_in = executor_tensor(executor, y), *u_in = executor_tensor(executor, u), *b_in = executor_tensor(executor, b);
+    int32_t *offsets = executor_tensor(executor, offset);
+    for (int i = 0; i < ROWS * OUT; i++) y_in[i] = bf16_from_float((float)(i % 11 - 5));
+    for (int i = 0; i < ROWS * ADAPTERS * RANK; i++) u_in[i] = bf16_from_float((float)(i % 7 - 3));
+    for (int i = 0; i < GROUPS * OUT * RANK; i++) b_in[i] = bf16_from_float((float)(i % 5 - 2));
+    put_group_offsets(&c, offsets);
+    executor_zero(executor);
+    executor_run(executor);
+    uint16_t got[ROWS * OUT];
+    executor_read(executor, adapted, got);
+    for (int r = 0; r < ROWS; r++) {
+        int group = 0, before = 0;
+        while (group < GROUPS && r >= offsets[group + 1]) group++;
+        for (int i = 0; i < ADAPTERS; before += GROUPS * (int)columns[i++].count)
+            for (int64_t k = 0; k < columns[i].count; k++) {
+                int64_t column = columns[i].first + k, line = before + group * columns[i].count + k;
+                float sum = bf16_to_float(y_in[r * OUT + column]);
+                for (int j = 0; j < RANK && group < GROUPS; j++)
+                    sum += bf16_to_float(u_in[(r * ADAPTERS + i) * RANK + j]) * bf16_to_float(b_in[line * RANK + j]);
+                assert_true(bf16_to_float(got[r * OUT + column]) == sum);
+            }
+    }
+    program_free(&program);
+}
+
 /* Two runs of adapters that have as many columns and follow each other, as those of queries, keys and values do: the first three, and
  * the last. */
 static void build_equal_adapters(Check *check, const void *argument) {
@@ -437,6 +517,8 @@ int main(void) {
         cmocka_unit_test(narrow_passes),
         cmocka_unit_test(linear_passes_with_and_without_bias_and_wide),
         cmocka_unit_test(lora_and_scale_pass),
+        cmocka_unit_test(groups_of_rows_have_their_own_adapters),
+        cmocka_unit_test(each_row_gets_the_adapters_of_its_group),
         cmocka_unit_test(equal_adapters_pass),
         cmocka_unit_test(a_frozen_layer_with_adapters_passes),
         cmocka_unit_test(a_tensor_with_two_readers_gets_the_sum_of_their_gradients),

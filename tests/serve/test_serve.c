@@ -452,6 +452,40 @@ static void a_stop_finishes_or_cancels(void **state) {
     free(reply.text);
 }
 
+/* Requests for the model and for its adapter run at once; each gets what a file of prompts gets. */
+static void adapters_are_models_of_their_own(void **state) {
+    (void)state;
+    make_run();
+    train_good("run=one init=r lora.rank=2 lora.targets=attention lora.alpha=8 optimizer.lr=0.1 data.length=16 batch.sequences=2 "
+               "batch.tokens=32 steps=8 "
+               "schedule.warmup=0 eval.sample_tokens=0 eval.every=0");
+    write_text("p.jsonl", "{\"prompt\": \"the\"}\n{\"prompt\": \"the\", \"adapter\": \"my adapter\"}\n");
+    smelt_good(
+        "generate r p.jsonl adapters={\"my\\u0020adapter\":\"one\"} out=o.jsonl ids=true tokens=12 temperature=0 threads=1 device=cpu");
+    Server server = serve("adapters={\"my\\u0020adapter\":\"one\"}");
+    size_t length;
+    SCOPED_FREE char *text = (char *)read_bytes("o.jsonl", &length);
+    json_auto_t *base = json_loadb(text, length, JSON_DISABLE_EOF_CHECK, NULL),
+                *adapted = json_loads(strchr(text, '\n') + 1, JSON_DISABLE_EOF_CHECK, NULL);
+    json_auto_t *first = answer_to(&server, "/v1/completions",
+        "{\"prompt\":\"the\",\"model\":\"r\",\"max_tokens\":12,\"temperature\":0,\"logprobs\":0,\"return_token_ids\":true}");
+    json_auto_t *second = answer_to(&server, "/v1/completions",
+        "{\"prompt\":\"the\",\"model\":\"my adapter\",\"max_tokens\":12,\"temperature\":0,\"logprobs\":0,\"return_token_ids\":true}");
+    expect_line(base, choice(first, 0));
+    expect_line(adapted, choice(second, 0));
+    assert_false(json_equal(json_object_get(base, "logprobs"), json_object_get(adapted, "logprobs")));
+    assert_string_equal(json_string_value(json_object_get(first, "model")), "r");
+    assert_string_equal(json_string_value(json_object_get(second, "model")), "my adapter");
+    Reply models = ask(&server, "GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n");
+    assert_mentions(models.body, "\"id\":\"r\" \"id\":\"my adapter\" \"parent\":\"r\"");
+    free(models.text);
+    Reply other = post(&server, "/v1/completions", "{\"prompt\":\"the\",\"model\":\"two\"}");
+    assert_int_equal(other.status, 404);
+    assert_mentions(other.body, "model_not_found");
+    free(other.text);
+    end(&server);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(completions_are_those_of_generate),
@@ -465,6 +499,7 @@ int main(void) {
         TRAIN_TEST(fifty_connections_are_answered_at_once),
         TRAIN_TEST(samples_end_when_their_client_goes_away),
         TRAIN_TEST(a_stop_finishes_or_cancels),
+        TRAIN_TEST(adapters_are_models_of_their_own),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

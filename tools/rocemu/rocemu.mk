@@ -19,7 +19,7 @@ ROCEMU_CFLAGS := -std=gnu17 -D_GNU_SOURCE -O3 -g -fPIC -fopenmp -fvisibility=hid
 ROCEMU_DEVICE_FLAGS := -std=gnu17 -O2 -target amdgcn-amd-amdhsa -nogpulib -ffreestanding -fvisibility=hidden
 
 # Programs that run on the GPU of SMELT_TEST_DEVICE, the slowest first; on a real card the vendor's GEMM too, which the emulator does not have.
-DEVICE_TEST_SOURCES := $(addprefix tests/,train/test_train_gpu.c train/test_offload_runs.c model/test_model_gpu.c model/test_flux.c optim/test_optim.c optim/test_adamw_8bit.c optim/test_muon_ranks.c optim/test_pure_bf16.c graph/test_in_place.c engine/test_exact.c bench/test_stream.c \
+DEVICE_TEST_SOURCES := $(addprefix tests/,train/test_train_gpu.c train/test_offload_runs.c model/test_model_gpu.c model/test_flux.c optim/test_optim.c optim/test_adamw_8bit.c optim/test_muon_ranks.c optim/test_pure_bf16.c graph/test_in_place.c engine/test_exact.c engine/test_adapters.c bench/test_stream.c \
 	$(addprefix backend/gpu/,test_gpu_gemm.c test_gpu_gemm_fp8.c test_cast.c test_normals.c)) $(sort $(wildcard tests/ops/test_*.c))
 DEVICE_TESTS := $(DEVICE_TEST_SOURCES:%.c=$(BUILD)/%)
 ROCEMU_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/rocemu/test_rocemu $(BUILD)/tests/rocemu/test_rocemu_hip $(BUILD)/tests/rocemu/test_rocm_libraries \

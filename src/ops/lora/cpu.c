@@ -1,5 +1,5 @@
-/* lora and adapted_linear on a CPU: one GEMM per adapter on all threads, and the frozen layer's
- * GEMM. */
+/* lora, lora_groups and adapted_linear on a CPU: one GEMM per adapter on all threads, and the frozen
+ * layer's GEMM. The GEMMs of all groups form one batch, listed in the workspace. */
 #include "backend/cpu/kernel.h"
 #include "ops/lora/lora.h"
 
@@ -22,6 +22,34 @@ CPU_OP(lora) {
     int64_t rows = call->in_shape[LORA_Y][0], out = call->in_shape[LORA_Y][1];
     if (adapted != y) memcpy(adapted, y, rows * out * sizeof(T));
     add_adapters(call->attributes, adapted, call->in[LORA_U], call->in[LORA_B], rows, out, call->in_shape[LORA_B][1]);
+}
+
+/* A GEMM for each adapter of each group. */
+static int64_t lora_groups_workspace(const Graph *graph, const Node *node) {
+    const LoraAttributes *attributes = node->attributes;
+    return (graph_elements(graph, node->in[LORA_GROUPS_OFFSET]) - 1) * attributes->adapters * (int64_t)sizeof(Gemm);
+}
+
+CPU_OP(lora_groups, lora_groups_workspace) {
+    const LoraAttributes *attributes = call->attributes;
+    const T *y = call->in[LORA_GROUPS_Y], *u = call->in[LORA_GROUPS_U], *b = call->in[LORA_GROUPS_B];
+    const int32_t *offset = call->in[LORA_GROUPS_OFFSET];
+    int64_t rows = call->in_shape[LORA_GROUPS_Y][0], out = call->in_shape[LORA_GROUPS_Y][1];
+    int64_t width = call->in_shape[LORA_GROUPS_U][1], rank = call->in_shape[LORA_GROUPS_B][1];
+    int64_t groups = call->in_shape[LORA_GROUPS_OFFSET][0] - 1, count = 0;
+    T *adapted = call->out[LORA_GROUPS_ADAPTED];
+    Gemm *gemms = call->workspace;
+    if (adapted != y) memcpy(adapted, y, rows * out * sizeof(T));
+    for (int64_t i = 0; i < attributes->adapters; i++)
+        for (int64_t g = 0; g < groups; g++, count++, b += attributes->columns[i].count * rank) {
+            LinearShape shape = {.rows = offset[g + 1] - offset[g], .in = rank, .out = attributes->columns[i].count};
+            T *to = adapted + offset[g] * out + attributes->columns[i].first;
+            gemms[count] = linear_gemm(shape, KERNEL_GEMM_COMPUTE, u + offset[g] * width + i * rank, b, to);
+            gemms[count].lda = width;
+            gemms[count].ldc = out;
+            gemms[count].accumulate = true;
+        }
+    gemm_batch(gemms, count);
 }
 
 CPU_OP(lora_grad_input) {

@@ -1,4 +1,4 @@
-/* lora and adapted_linear on a GPU, with GEMMs: one per adapter, or one batch if they have the same
+/* lora, lora_groups and adapted_linear on a GPU, with GEMMs: one per adapter, or one batch if they have the same
  * shape, and the frozen layer's GEMM; or both in one if a kernel supports it (gpu_gemm_two). No
  * kernels, no scratch. */
 #include "backend/gpu/gpu.h"
@@ -65,6 +65,29 @@ GPU_OP(lora) {
     int64_t rows = call->in_shape[LORA_Y][0], out = call->in_shape[LORA_Y][1];
     if (adapted != y) device_copy(call->device, adapted, y, rows * out * (int64_t)sizeof(bf16));
     add_adapters(call->device, call->attributes, adapted, call->in[LORA_U], call->in[LORA_B], rows, out, call->in_shape[LORA_B][1]);
+}
+
+/* One launch per adapter computes the GEMMs of all groups, and reads their offsets on the device. */
+GPU_OP(lora_groups) {
+    const LoraAttributes *attributes = call->attributes;
+    const bf16 *y = call->in[LORA_GROUPS_Y], *u = call->in[LORA_GROUPS_U], *b = call->in[LORA_GROUPS_B];
+    int64_t rows = call->in_shape[LORA_GROUPS_Y][0], out = call->in_shape[LORA_GROUPS_Y][1];
+    int64_t width = call->in_shape[LORA_GROUPS_U][1], rank = call->in_shape[LORA_GROUPS_B][1];
+    int64_t groups = call->in_shape[LORA_GROUPS_OFFSET][0] - 1;
+    bf16 *adapted = call->out[LORA_GROUPS_ADAPTED];
+    if (adapted != y) device_copy(call->device, adapted, y, rows * out * (int64_t)sizeof(bf16));
+    for (int64_t i = 0; i < attributes->adapters; b += groups * attributes->columns[i++].count * rank) {
+        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i].count};
+        GemmGrouped grouped = {
+            .first = linear_gemm(shape, GEMM_BF16, u + i * rank, b, adapted + attributes->columns[i].first),
+            .offset = call->in[LORA_GROUPS_OFFSET],
+            .experts = groups,
+        };
+        grouped.first.lda = width;
+        grouped.first.ldc = out;
+        grouped.first.accumulate = true;
+        gpu_gemm_grouped(call->device, &grouped);
+    }
 }
 
 GPU_OP(lora_grad_input) {

@@ -15,6 +15,17 @@ typedef struct LoraColumns { int64_t first, count; } LoraColumns;
  * must be in ascending order and must not overlap; the rank is the width of each u_i. */
 TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const LoraColumns *columns, int adapters);
 
+/* Adapters of groups of rows: those from offset[g] to offset[g + 1] - 1 are group g. b has b_1 of every
+ * group, then b_2 of every group, and so on. */
+typedef struct LoraGroups {
+    TensorId u, b, offset; /* offset INT32 [groups + 1] */
+    int adapters;
+    LoraColumns columns[LORA_MAX_ADAPTERS];
+} LoraGroups;
+/* The same with adapters of their own for each group: y + u_i b_i[g]^T. Rows from offset[groups] on stay
+ * as they are. No gradient. */
+TensorId op_lora_groups(Graph *graph, TensorId y, const LoraGroups *groups);
+
 /* A frozen layer and its adapters: y = x w^T + bias, with u_i b_i^T added to columns[i]. The caller
  * computes u [R, adapters * rank] = factor x a^T. a [adapters * rank, in] is needed only for the
  * gradients; this operation computes those of a, b and x. */
@@ -34,6 +45,14 @@ typedef enum LoraOperand {
     LORA_B,           /* COMPUTE [sum of columns, rank] */
     LORA_ADAPTED = 0, /* like y */
 } LoraOperand;
+
+typedef enum LoraGroupsOperand {
+    LORA_GROUPS_Y,           /* COMPUTE [R, out] */
+    LORA_GROUPS_U,           /* COMPUTE [R, adapters * rank] */
+    LORA_GROUPS_B,           /* COMPUTE [groups * sum of columns, rank] */
+    LORA_GROUPS_OFFSET,      /* INT32 [groups + 1] */
+    LORA_GROUPS_ADAPTED = 0, /* like y */
+} LoraGroupsOperand;
 
 typedef enum LoraGradInputOperand {
     LORA_GRAD_INPUT_D_ADAPTED, /* like y */

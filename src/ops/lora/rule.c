@@ -3,17 +3,23 @@
  * whose output y [R, out] holds their columns side by side; some or all of them have an adapter.
  * Adapter i reads its `rank` columns of u and columns[i].count rows of b. The sum may reuse y's
  * memory. The down-projection, u = x a^T, is an ordinary linear layer. Gradients, per adapter: d_u
- * = d_y b, d_b += d_y^T u.
+ * = d_y b, d_b += d_y^T u. lora_groups is the same for generation, where rows have adapters of
+ * several models.
  *
  * A frozen layer and its adapters are one operation, y = x w^T + bias + [u_1 b_1^T | ...] with u =
  * factor x a^T. A kernel can then compute the sum in one pass over y, and d_x = d_y w + d_v a, with
  * v = x a^T, in one pass over d_x. */
+#include <string.h>
+
 #include "ops/activation/activation.h"
 #include "ops/linear/linear.h"
 #include "ops/lora/lora.h"
 
-/* Checks the columns of adapters of y [R, out] against their u and b. */
-static LoraAttributes lora_attributes(const Graph *graph, int64_t out, TensorId u, TensorId b, const LoraColumns *columns, int adapters) {
+/* Checks the columns of adapters of y [R, out] against their u and b; offset TENSOR_NONE: one group. */
+static LoraAttributes lora_attributes(const Graph *graph, int64_t out, const LoraGroups *lora) {
+    const LoraColumns *columns = lora->columns;
+    const int64_t groups = lora->offset ? graph_elements(graph, lora->offset) - 1 : 1;
+    const int adapters = lora->adapters;
     LoraAttributes attributes = {.adapters = adapters};
     int64_t sum = 0;
     assert(adapters > 0 && adapters <= LORA_MAX_ADAPTERS);
@@ -23,18 +29,30 @@ static LoraAttributes lora_attributes(const Graph *graph, int64_t out, TensorId 
         attributes.columns[i] = columns[i];
         sum += columns[i].count;
     }
-    assert(graph_get(graph, u)->type == TYPE_COMPUTE && graph_rows(graph, b) == sum);
-    assert(graph_columns(graph, u) == adapters * graph_columns(graph, b));
+    assert(graph_get(graph, lora->u)->type == TYPE_COMPUTE && graph_rows(graph, lora->b) == groups * sum);
+    assert(graph_columns(graph, lora->u) == adapters * graph_columns(graph, lora->b));
     return attributes;
 }
 
 TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const LoraColumns *columns, int adapters) {
     int64_t rows = graph_rows(graph, y), out = graph_columns(graph, y);
-    LoraAttributes attributes = lora_attributes(graph, out, u, b, columns, adapters);
+    LoraGroups one = {.u = u, .b = b, .adapters = adapters};
+    memcpy(one.columns, columns, (size_t)adapters * sizeof *columns);
+    LoraAttributes attributes = lora_attributes(graph, out, &one);
     assert(graph_get(graph, y)->type == TYPE_COMPUTE);
     TensorId adapted = graph_activation(graph, TYPE_COMPUTE, rows, out, "adapted");
     graph_node(graph, OP_lora, (Inputs){[LORA_Y] = y, [LORA_U] = u, [LORA_B] = b}, (Outputs){[LORA_ADAPTED] = adapted}, &attributes,
         sizeof attributes);
+    return adapted;
+}
+
+TensorId op_lora_groups(Graph *graph, TensorId y, const LoraGroups *groups) {
+    int64_t out = graph_columns(graph, y);
+    LoraAttributes attributes = lora_attributes(graph, out, groups);
+    assert(graph_get(graph, y)->type == TYPE_COMPUTE && graph_get(graph, groups->b)->type == TYPE_COMPUTE);
+    TensorId adapted = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, y), out, "adapted");
+    Inputs in = {[LORA_GROUPS_Y] = y, [LORA_GROUPS_U] = groups->u, [LORA_GROUPS_B] = groups->b, [LORA_GROUPS_OFFSET] = groups->offset};
+    graph_node(graph, OP_lora_groups, in, (Outputs){[LORA_GROUPS_ADAPTED] = adapted}, &attributes, sizeof attributes);
     return adapted;
 }
 
@@ -57,8 +75,10 @@ static void lora_gradient(Graph *graph, const Node *node, const TensorId *d_out,
 
 TensorId op_adapted_linear(Graph *graph, TensorId x, const AdaptedLinear *layer) {
     int64_t out = graph_rows(graph, layer->w), in = graph_columns(graph, layer->w);
+    LoraGroups one = {.u = layer->u, .b = layer->b, .adapters = layer->adapters};
+    memcpy(one.columns, layer->columns, sizeof one.columns);
     AdaptedLinearAttributes attributes = {
-        .lora = lora_attributes(graph, out, layer->u, layer->b, layer->columns, layer->adapters),
+        .lora = lora_attributes(graph, out, &one),
         .sum = layer->sum,
         .lasts = graph_is_parameter(graph, layer->w),
         .factor = layer->factor,
@@ -107,6 +127,10 @@ LinearShape adapted_linear_shape(const Graph *graph, const Node *node) {
 static double lora_gemm_flops(const Graph *graph, TensorId y, TensorId b) { return 2.0 * graph_rows(graph, y) * graph_elements(graph, b); }
 
 static double lora_flops(const Graph *graph, const Node *node) { return lora_gemm_flops(graph, node->in[LORA_Y], node->in[LORA_B]); }
+static double lora_groups_flops(const Graph *graph, const Node *node) {
+    double all = lora_gemm_flops(graph, node->in[LORA_GROUPS_Y], node->in[LORA_GROUPS_B]);
+    return all / (double)(graph_elements(graph, node->in[LORA_GROUPS_OFFSET]) - 1);
+}
 static double grad_input_flops(const Graph *graph, const Node *node) {
     return lora_gemm_flops(graph, node->in[LORA_GRAD_INPUT_D_ADAPTED], node->in[LORA_GRAD_INPUT_B]);
 }
@@ -126,6 +150,7 @@ static double grad_weight_flops(const Graph *graph, const Node *node) {
 }
 
 const Op op_rule_lora = {.name = "lora", .in_place = OPERAND(LORA_Y), .gradient = lora_gradient, .flops = lora_flops};
+const Op op_rule_lora_groups = {.name = "lora_groups", .in_place = OPERAND(LORA_GROUPS_Y), .flops = lora_groups_flops};
 const Op op_rule_lora_grad_input = {.name = "lora_grad_input", .flops = grad_input_flops};
 const Op op_rule_lora_grad_weight = {
     .name = "lora_grad_weight",
