@@ -98,6 +98,22 @@ static void two_ranks_answer_as_one_process(void **state) {
     smelt_says(ERROR_USAGE, "layout.tp=2 1 rank smelt launch -n 2", "serve r port=0 device=cpu template=chatml layout.tp=2");
 }
 
+static void both_ranks_use_the_adapter_of_a_request(void **state) {
+    (void)state;
+    static const char body[] = "{\"prompt\":\"the\",\"model\":\"%s\",\"max_tokens\":20,\"temperature\":0,\"logprobs\":0}";
+    make_run_for_two();
+    train_good("run=one init=r model.kv_heads=2 lora.rank=2 lora.targets=attention lora.alpha=8 optimizer.lr=0.1 data.length=16 "
+               "batch.sequences=2 batch.tokens=32 steps=8 schedule.warmup=0 eval.sample_tokens=0 eval.every=0");
+    Server one = serve(DOUBLES " adapters={\"a\":\"one\"}"), two = serve_on_two("adapters={\"a\":\"one\"}");
+    SCOPED_FREE char *base = memory_format(body, "r"), *adapted = memory_format(body, "a");
+    expect_same(&one, &two, "/v1/completions", base);
+    expect_same(&one, &two, "/v1/completions", adapted);
+    json_auto_t *without = answer_to(&two, "/v1/completions", base), *with = answer_to(&two, "/v1/completions", adapted);
+    assert_false(same_answer(json_object_get(without, "choices"), json_object_get(with, "choices")));
+    end_both(&two);
+    end(&one);
+}
+
 /* The other rank ends the samples of clients that went away too: what comes later is what it is without them. */
 static void samples_end_on_both_ranks(void **state) {
     (void)state;
@@ -198,6 +214,7 @@ static void an_interrupt_ends_both_ranks(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(two_ranks_answer_as_one_process),
+        TRAIN_TEST(both_ranks_use_the_adapter_of_a_request),
         TRAIN_TEST(samples_end_on_both_ranks),
         TRAIN_TEST(a_lost_rank_ends_the_server),
         TRAIN_TEST(an_interrupt_ends_both_ranks),
