@@ -13,7 +13,7 @@
 typedef struct BatchOptions {
     BenchOptions common;
     const char *sequences;
-    int64_t prompt, tokens, limit, cache;
+    int64_t prompt, tokens, limit, cache, adapters;
     double temperature;
 } BatchOptions;
 
@@ -25,6 +25,8 @@ static const Option rows[] = {BENCH_ROWS,
         "tokens that each sequence may draw; 0: as many as it draws"},
     {"cache", OPTION_INT, offsetof(BatchOptions, cache), "0", 0, 1LL << 40, NULL, "rows",
         "rows of the KV caches; 0: as many as all sequences may need"},
+    {"adapters", OPTION_INT, offsetof(BatchOptions, adapters), "0", 0, ENGINE_MOST_ADAPTERS, NULL, "",
+        "adapters at once, each of lora.rank and lora.targets; sequences take them in turn"},
     {"temperature", OPTION_REAL, offsetof(BatchOptions, temperature), "1", 0, 100, NULL, "", "of the draws; 0: the most likely token"}};
 
 static const BenchColumn columns[] = {{"type", BENCH_TEXT, 9}, {"sequences", 0, 9}, {"prompt", 0, 9}, {"tokens", 0, 9},
@@ -39,7 +41,7 @@ typedef struct BatchRun {
     const ModelConfig *model;
     double temperature;
     int32_t *prompts; /* [most sequences, prompt] */
-    int64_t prompt, limit;
+    int64_t prompt, limit, adapters;
     int64_t *left; /* [most sequences]: tokens that a sequence is still to draw */
 } BatchRun;
 
@@ -59,6 +61,7 @@ static bool submit_sequences(const BatchRun *run, int64_t sequences, int64_t tok
             .samples = 1,
             .sampling = {.temperature = run->temperature, .top_p = 1},
             .number = (uint64_t)i,
+            .adapter = run->adapters ? 1 + (int)(i % run->adapters) : 0,
             .token = count_token,
             .end = ignore_end,
             .context = &run->left[i]};
@@ -130,6 +133,12 @@ static void close_batch(BatchRun *run) {
     free(run->left);
 }
 
+static bool check_bench_adapters(const BatchOptions *options, const Config *config, Error *error) {
+    if (options->adapters && !config->lora.rank)
+        return error_set(error, ERROR_USAGE, "adapters=%lld needs the rank of the adapters: set lora.rank", (long long)options->adapters);
+    return !options->adapters || lora_check_unmerged(&config->model, &config->lora, error);
+}
+
 static bool run_batch_bench(Bench *bench, Error *error) {
     const BatchOptions *options = bench->options;
     const Config *config = &bench->config;
@@ -141,11 +150,19 @@ static bool run_batch_bench(Bench *bench, Error *error) {
     if (rows_each > config->model.context)
         return error_set(error, ERROR_USAGE, "prompt=%lld plus %s=%lld exceed model.context=%lld: reduce them", (long long)options->prompt,
             options->limit > options->tokens ? "limit" : "tokens", (long long)limit, (long long)config->model.context);
-    if (!bench_open_device(bench, precision, error)) return false;
+    if (!check_bench_adapters(options, config, error) || !bench_open_device(bench, precision, error)) return false;
+    LoraConfig loras[ENGINE_MOST_ADAPTERS];
+    for (int64_t i = 0; i < options->adapters; i++) loras[i] = config->lora;
     SCOPED(close_batch)
-    BatchRun run = {.model = &config->model, .temperature = options->temperature, .prompt = options->prompt, .limit = limit};
-    EngineSizes sizes = {
-        .slots = most, .cache_rows = options->cache ? options->cache : most * rows_each, .limit = config->model.vocabulary};
+    BatchRun run = {.model = &config->model,
+        .temperature = options->temperature,
+        .prompt = options->prompt,
+        .limit = limit,
+        .adapters = options->adapters};
+    EngineSizes sizes = {.slots = most,
+        .cache_rows = options->cache ? options->cache : most * rows_each,
+        .limit = config->model.vocabulary,
+        .adapters = {(int)options->adapters, loras}};
     run.engine = engine_create(&config->model, (EnginePlace){NULL, precision, bench->device}, sizes, error);
     if (!run.engine || !model_initialize(engine_graph(run.engine), &config->model, config->seed, bench->device, engine_master(run.engine),
                            engine_weights(run.engine), error))
@@ -162,7 +179,8 @@ const Benchmark bench_batch = {
     .explanation = "Gives each of N sequences a prompt of random tokens and draws tokens for all of them at once, with random weights.\n"
                    "prompt_tokens_s is the rate of prompts, step_ms the median time in which every sequence gets a token,\n"
                    "step_tokens_s the rate of such steps, and tokens_s the drawn tokens over the whole time, including prompts.\n"
-                   "at_once is the number of sequences in a step, which cache= limits.\n",
+                   "at_once is the number of sequences in a step, which cache= limits.\n"
+                   "adapters=8 lora.rank=16 adds adapters, whose values are zero, to the rows of each step.\n",
     .config = BENCH_CONFIG_REQUIRED,
     BENCH_PARTS(BatchOptions, run_batch_bench),
     .plot = {"Generation of many sequences", "sequences", "tokens_s", {"type"}, "sequences at once", "tokens/s", .x_logarithmic = true},

@@ -456,6 +456,8 @@ static void many_sequences_are_measured(void **state) {
     const json_t *row = json_array_get(json_object_get(json, "rows"), 0);
     assert_true(number_of(row, "at_once") > 1 && number_of(row, "at_once") < 3 && number_of(row, "tokens_s") > 0);
     json_decref(json);
+    expect_code("batch %s/decode.yaml device=cpu prompt=20 tokens=5 sequences=3 model.context=128 adapters=2 lora.rank=3", 0, NULL);
+    expect_code("batch %s/decode.yaml device=cpu prompt=20 tokens=5 model.context=128 adapters=2", ERROR_USAGE, "adapters=2 lora.rank");
     expect_code("batch %s/decode.yaml device=cpu prompt=10 limit=1000000", ERROR_USAGE, "prompt=10 limit=1000000 model.context=");
     expect_code("batch %s/decode.yaml device=cpu prompt=1000000", ERROR_USAGE, "prompt=1000000 tokens=128 model.context=");
 }

@@ -442,6 +442,31 @@ static void lose_second(Process ranks[2]) {
     process_free(&second);
 }
 
+/* Layers whose outputs or inputs ranks divide, and with four ranks key heads that two of them hold. */
+static void adapters_on_ranks_give_what_they_give_on_one(void **state) {
+    (void)state;
+#define SHORT \
+    "data.train=text data.length=16 batch.sequences=2 batch.tokens=32 steps=8 schedule.warmup=0 eval.sample_tokens=0 " \
+    "eval.every=0 optimizer.lr=0.1 tensorboard=false device=cpu threads=1 "
+    smelt_good("train run=run model.family=llama model.width=32 model.ffn=64 model.heads=4 model.kv_heads=2 model.layers=2 "
+               "model.context=100 model.tied=false " SHORT);
+    smelt_good("train run=few lora.rank=3 lora.alpha=12 lora.targets=attention init=run " SHORT);
+    smelt_good("train run=all lora.rank=9 lora.targets=all seed=2 init=run " SHORT);
+    write_text("p.jsonl", "{\"prompt\": \"the\", \"adapter\": \"all\"}\n{\"prompt\": \"a\"}\n{\"prompt\": \"the\", \"adapter\": \"few\"}\n"
+                          "{\"prompt\": \"the\"}\n");
+#define ADAPTED "generate run p.jsonl adapters={\"few\":\"few\",\"all\":\"all\"} tokens=20 seed=3 precision=fp64 ids=true"
+    ProcessResult alone = smelt(ADAPTED " device=cpu");
+    expect_code(&alone, 0, ADAPTED);
+    for (int ranks = 2; ranks <= 4; ranks += 2) {
+        SCOPED_FREE char *words = memory_format(ADAPTED " layout.tp=%d", ranks);
+        ProcessResult shared = launched(ranks, words);
+        expect_code(&shared, 0, words);
+        assert_string_equal(shared.output, alone.output);
+        process_free(&shared);
+    }
+    process_free(&alone);
+}
+
 static void a_lost_rank_ends_the_others(void **state) {
     (void)state;
     Process ranks[2];
@@ -477,6 +502,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(what_a_token_sends_does_not_depend_on_the_context),
         EACH_ISA(TRAIN_TEST(the_command_writes_what_one_process_writes)),
         TRAIN_TEST(an_evaluation_by_ranks_is_that_of_one_process),
+        TRAIN_TEST(adapters_on_ranks_give_what_they_give_on_one),
         TRAIN_TEST(a_lost_rank_ends_the_others),
         TRAIN_TEST(an_interrupt_ends_all_ranks),
     };
