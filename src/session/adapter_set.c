@@ -70,6 +70,13 @@ static bool check_shared_tokenizer(const NamedAdapter *a, const char *folder, co
                            a->source, folder);
 }
 
+/* Returns the same adapters on the model's own values, whatever the run quantizes. */
+static LoraConfig on_own_base(const NamedAdapter *a) {
+    LoraConfig lora = a->config.lora;
+    lora.base = LORA_BASE_SAME;
+    return lora;
+}
+
 static bool open_named_adapter(NamedAdapter *a, const json_t *value, const char *folder, const Config *config, Error *error) {
     const char *source = json_string_value(value);
     if (!*a->name || !name_is_plain(a->name)) return error_set(error, ERROR_USAGE, "a name is empty or has control characters");
@@ -79,8 +86,8 @@ static bool open_named_adapter(NamedAdapter *a, const json_t *value, const char 
         return error_set(error, ERROR_CHECKPOINT,
             "%s is not a run with adapters (RUN, RUN@STEP, RUN@best) or a PEFT folder (with adapter_config.json)", source);
     if (!(peft ? open_peft_adapter(a, source, folder, config, error) : open_run_adapter(a, source, folder, error))) return false;
-    a->config.lora.base = LORA_BASE_SAME; /* the model's own values */
-    return lora_check_unmerged(&a->config.model, &a->config.lora, error) && check_shared_tokenizer(a, folder, config, error);
+    const LoraConfig lora = on_own_base(a);
+    return lora_check_unmerged(&a->config.model, &lora, error) && check_shared_tokenizer(a, folder, config, error);
 }
 
 static bool take_adapters(NamedAdapters *adapters, const json_t *object, const char *folder, const Config *config, Error *error) {
@@ -107,7 +114,7 @@ bool adapter_set_open(NamedAdapters *adapters, const char *option, const char *f
             error, ERROR_USAGE, "%s has adapters itself, but adapters= needs their base as the model: give %s", folder, config->init);
     if (!take_adapters(adapters, object, folder, config, error)) return false;
     adapters->loras = memory_allocate((size_t)adapters->count * sizeof *adapters->loras);
-    for (int i = 0; i < adapters->count; i++) adapters->loras[i] = adapters->items[i].config.lora;
+    for (int i = 0; i < adapters->count; i++) adapters->loras[i] = on_own_base(&adapters->items[i]);
     return true;
 }
 
@@ -251,7 +258,7 @@ bool adapter_set_load(const NamedAdapters *adapters, Engine *engine, EnginePlace
         SCOPED(host_model_close) HostModel whole = {0};
         int64_t step;
         if (!adapter_load_alone(&whole, a->source, &a->config, precision, &step, error) ||
-            !adapter_set_put(engine, place, config, &(EngineAdapter){&a->config.lora, &whole, i}, error))
+            !adapter_set_put(engine, place, config, &(EngineAdapter){&adapters->loras[i], &whole, i}, error))
             return error_context(error, "adapters=: %s", a->name);
     }
     return true;

@@ -189,7 +189,7 @@ static void each_prompt_gets_its_adapter(void **state) {
     (void)state;
     static const char *const alone[] = {"r", "one", "two"}, *const names[] = {NULL, "first", "second"};
     make_run();
-    train_good("run=one lora.rank=2 lora.alpha=8 optimizer.lr=0.1 seed=3 " ADAPTER);
+    train_good("run=one lora.rank=2 lora.alpha=8 lora.base=nf4 optimizer.lr=0.1 seed=3 " ADAPTER);
     train_good("run=two lora.rank=11 lora.alpha=11 optimizer.lr=0.1 seed=4 " ADAPTER);
     smelt_good("convert two folder adapter=true");
     FILE *file = fopen("p.jsonl", "w");
