@@ -252,7 +252,7 @@ static bool are_few(const AttentionSpec *spec) { return spec->length * (spec->he
 static int64_t chunks_of(const AttentionSpec *spec, int64_t sequences, int64_t context, int64_t places) {
     const Heads *heads = &spec->heads;
     bool few = are_few(spec);
-    int64_t tiles = divide_up(spec->length * (heads->heads / heads->kv_heads), few ? FEW_ROWS : 4 * ATTENTION_ROWS),
+    int64_t tiles = divide_up(spec->length * (heads->heads / heads->kv_heads), few ? FEW_ROWS : ATTENTION_WAVES * ATTENTION_ROWS),
             blocks = tiles * heads->kv_heads * sequences;
     int64_t most = divide_up(context, ATTENTION_CHUNK_TILES * (few ? FEW_KEYS : ATTENTION_KEYS));
     if (!few && 4 * blocks >= places) return 1;

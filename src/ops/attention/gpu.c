@@ -115,20 +115,20 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
 
 #endif
 
-/* `share`: waves that share a SIMD on AMD. */
-#define FORWARD_PASS(width, columns, share)                  \
+/* `waves`: of a block, of which `share_of_waves` share a SIMD on AMD; `share`: the same of soft-capped scores. */
+#define FORWARD_PASS(width, columns, waves, share_of_waves, share) \
     KERNEL(attention_##width, AttentionForward) {            \
-        WAVE_BOUNDS(256, share);                             \
-        attend(&a, width, columns, 4, false);                \
+        WAVE_BOUNDS(64 * (waves), share_of_waves);           \
+        attend(&a, width, columns, waves, false);            \
     }                                                        \
     KERNEL(attention_capped_##width, AttentionForward) {     \
         WAVE_BOUNDS(256, share);                             \
-        attend(&a, width, columns, 4, true);                 \
+        attend(&a, width, columns, ATTENTION_WAVES, true);   \
     }
-FORWARD_PASS(32, 32, 2)
-FORWARD_PASS(64, 64, 2)
-FORWARD_PASS(128, 128, SHARE_OF_128)
-FORWARD_PASS(256, 128, 1)
+FORWARD_PASS(32, 32, ATTENTION_WAVES, 2, 2)
+FORWARD_PASS(64, 64, ATTENTION_WAVES, 2, 2)
+FORWARD_PASS(128, 128, WAVES_OF_128, SHARE_IN_TURNS, SHARE_OF_128)
+FORWARD_PASS(256, 128, ATTENTION_WAVES, 1, 1)
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER(name, qk_dim, v_dim, capped)                                                              \
     KERNEL(attention_hopper_##name, AttentionHopper) {                                                   \
@@ -158,6 +158,7 @@ HOPPER(capped_256, 256, 256, true)
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 LAUNCHERS(attention, AttentionForward, attention_32, attention_64, attention_128, attention_256, attention_capped_32, attention_capped_64,
     attention_capped_128, attention_capped_256)
@@ -227,17 +228,24 @@ int32_t attention_section(int64_t bytes, int64_t group, int64_t count) {
     return (int32_t)int_min(int_max(CACHE / bytes, 1) * group, count);
 }
 
+/* The waves of a block of attention_launch, as WAVES_OF_128 on the device. */
+static int forward_waves(const Device *device, const Attention *a, int width) {
+    bool in_turns = width == 128 && a->limit <= 0 && !strcmp(device_info(device)->target, "gfx90a");
+    return in_turns ? ATTENTION_WAVES_IN_TURNS : ATTENTION_WAVES;
+}
+
 void attention_launch(Device *device, const AttentionForward *forward, int64_t sequences) {
     const Attention *a = &forward->attention;
     int wave = device_info(device)->wave, width = attention_width(a->qk_dim, a->v_dim), columns = (int)int_min(width, ATTENTION_PART);
-    int rows = 4 * ATTENTION_ROWS, tiles = attention_keys(wave, width) * (width + columns), queries = rows * width;
+    int waves = forward_waves(device, a, width), rows = waves * ATTENTION_ROWS;
+    int tiles = attention_keys(wave, width) * (width + columns) * (waves / ATTENTION_WAVES), queries = rows * width;
     /* Queries have a tile of their own, or pass through the tiles of keys and values, or go
      * directly into registers. */
     if (wave != 64) tiles = width > 64 ? tiles + queries : (int)int_max(tiles, queries);
     LaunchShape shape = {.x = sequences * (a->heads / a->packed),
         .y = divide_up((int64_t)a->query_rows.rows * a->packed, rows),
         .z = attention_parts(width, a->v_dim) * forward->chunks,
-        .threads = rows / ATTENTION_ROWS * wave,
+        .threads = waves * wave,
         .shared = tiles * (int)sizeof(bf16)};
     launch_attention(device, attention_kernel_index(a, width), shape, forward);
 }

@@ -1,7 +1,8 @@
 /* The forward pass of attention on AMD, for gpu.c. A copy from memory stays in registers until its
  * tile may be overwritten, so it starts before the barrier that frees the tile: values before the
  * wait for keys, the next keys before the softmax. Narrow heads leave registers for twice as many
- * keys per tile, which halves the barriers. Owns no memory. */
+ * keys per tile, which halves the barriers. On gfx90a, heads of 128 columns have blocks of two
+ * groups of waves that take turns at the matrix units. Owns no memory. */
 #pragma once
 
 #if defined __AMDGCN__
@@ -110,10 +111,81 @@ INLINE void attend_tile(Pass *p, const Attention *a, int key, const int width, c
     add_weighted_values(p->out, weights, count / MMA, ATTENTION_ROWS, values, columns);
 }
 
+/* -- Two groups of waves in turns ---------------------------------------------------------------------------------- */
+
+/* Ends a turn. The waves of both groups reach this barrier at different places. */
+INLINE void end_turn(void) {
+    __builtin_amdgcn_sched_barrier(0);
+    barrier();
+    __builtin_amdgcn_sched_barrier(0);
+}
+
+/* The constants of a pass in turns. */
+typedef struct TurnShape { int width, columns, waves, count; } TurnShape;
+INLINE int turn_threads(TurnShape s) { return s.waves * WAVE; }
+
+/* Tiles of keys and of values have two places each: the first half of a block's waves is a turn
+ * ahead of the other half. */
+INLINE LOCAL bf16 *turn_keys(int side, TurnShape s) { return attention_tiles + side * s.count * s.width; }
+INLINE LOCAL bf16 *turn_values(int side, TurnShape s) { return turn_keys(2, s) + side * s.count * s.columns; }
+
+/* Fills place 0 of the keys, and starts to load the first values and the second keys. */
+INLINE void begin_turns(Pass *p, Stage *values_stage, bool later, TurnShape s) {
+    stage_end(&p->keys_stage, turn_keys(0, s), s.width, s.count, turn_threads(s), &p->keys, 0);
+    source_advance(&p->keys, s.count);
+    columns_begin(values_stage, attention_tiles, s.columns, s.count, turn_threads(s), &p->values);
+    stage_begin(&p->keys_stage, attention_tiles, s.width, s.count, turn_threads(s), &p->keys);
+    end_turn();
+    __builtin_amdgcn_s_setprio(0); /* tells the emulator that waves wait at different barriers */
+    if (later) end_turn();
+}
+
+/* A tile of keys from `key` on, in place `side`. */
+typedef struct TurnTile {
+    int key, side;
+    bool masked, capped;
+} TurnTile;
+
+/* Processes a tile in three turns: scores, softmax, products of values. While a wave computes the
+ * softmax, the wave of the other group on its SIMD multiplies. Values are stored in the first turn
+ * and keys of the next tile in the second: the later group stores its part a turn later, and the
+ * first group reads the whole a turn after that. */
+INLINE void attend_in_turns(Pass *p, Stage *values_stage, const Attention *a, TurnTile tile, TurnShape s) {
+    const int threads = turn_threads(s), blocks = s.count / MMA;
+    LOCAL bf16 *values = turn_values(tile.side, s);
+    Accumulator scores[MOST_KEYS / MMA];
+    Operand weights[MOST_KEYS / MMA];
+    __builtin_amdgcn_s_setprio(1);
+    columns_end(values_stage, values, s.columns, s.count, threads, &p->values, 0);
+    source_advance(&p->values, s.count);
+    columns_begin(values_stage, values, s.columns, s.count, threads, &p->values);
+    compute_scores(scores, blocks, ATTENTION_ROWS, p->held, NULL, turn_keys(tile.side, s), s.width);
+    __builtin_amdgcn_s_setprio(0);
+    end_turn();
+    stage_end(&p->keys_stage, turn_keys(1 - tile.side, s), s.width, s.count, threads, &p->keys, 0);
+    source_advance(&p->keys, s.count);
+    stage_begin(&p->keys_stage, attention_tiles, s.width, s.count, threads, &p->keys);
+    if (tile.capped) attention_cap_scores(scores, blocks, ATTENTION_ROWS, a);
+    if (tile.masked) {
+        end_products();
+        mask_scores(scores, s.count, a, &p->wave, tile.key, s.waves * ATTENTION_ROWS, s.width);
+    }
+    const bool touched = !tile.masked || bounds_touch(&p->wave, tile.key, tile.key + s.count - 1);
+    if (touched) softmax_step(&p->softmax, scores, weights, blocks, ATTENTION_ROWS, a->scale, p->out, s.columns / MMA);
+    end_turn();
+    __builtin_amdgcn_s_setprio(1);
+    if (touched) add_weighted_values(p->out, weights, blocks, ATTENTION_ROWS, values, s.columns);
+    __builtin_amdgcn_s_setprio(0);
+    end_turn();
+}
+
+/* -- The pass of a block ------------------------------------------------------------------------------------------- */
+
 /* Runs the forward pass of a block: `width` columns of queries and keys, `columns` of the output.
  * Rows of keys and values are copied `in_chunks` of 16 bytes, or slowly by elements, for which
  * smaller tiles suffice. The numbers are constants at every call. Tiles that all rows see have a
- * loop of their own: in a common loop the compiler would copy sums between registers. */
+ * loop of their own: in a common loop the compiler would copy sums between registers. Blocks of
+ * ATTENTION_WAVES_IN_TURNS waves work in turns. */
 INLINE void attend_by(
     const AttentionForward *f, const int width, const int columns, const int waves, const bool in_chunks, const bool capped) {
     const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE;
@@ -133,15 +205,26 @@ INLINE void attend_by(
     }
     hold_queries(p.held, width, a, &place, first);
     stage_begin(&p.keys_stage, attention_tiles, width, count, threads, &p.keys);
+    const bool turns = in_chunks && waves == ATTENTION_WAVES_IN_TURNS;
+    const bool later = __builtin_amdgcn_readfirstlane(wave_id()) >= waves / 2; /* known to be the wave's: a branch without a mask */
+    Stage values_stage;
+    const TurnShape shape = {width, columns, waves, count};
+    int side = 0;
+    if (turns) begin_turns(&p, &values_stage, later, shape);
     softmax_clear(&p.softmax);
     UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&p.out[n]);
     int seen = in_chunks ? block.low_max : INT32_MAX, seen_last = min_int(chunk.high, block.high_min - count + 1);
     for (int key = chunk.low; key <= chunk.high;) {
-        for (; key <= chunk.high && (key < seen || key > seen_last); key += count)
-            attend_tile(&p, a, key, width, columns, waves, count, true, capped);
-        if (in_chunks)
-            for (; key <= seen_last; key += count) attend_tile(&p, a, key, width, columns, waves, count, false, capped);
+        for (; key <= chunk.high && (key < seen || key > seen_last); key += count) {
+            if (turns) attend_in_turns(&p, &values_stage, a, (TurnTile){key, side, true, capped}, shape), side ^= 1;
+            else attend_tile(&p, a, key, width, columns, waves, count, true, capped);
+        }
+        for (; in_chunks && key <= seen_last; key += count) {
+            if (turns) attend_in_turns(&p, &values_stage, a, (TurnTile){key, side, false, capped}, shape), side ^= 1;
+            else attend_tile(&p, a, key, width, columns, waves, count, false, capped);
+        }
     }
+    if (turns && !later) end_turn();
     f = arguments_again(f);
     AttentionPlace again = place_of_block(&f->attention, rows, width);
     store_attended_rows(f, &again, &p.softmax, p.out, columns);

@@ -15,7 +15,9 @@
 #include "ops/attention/tokens.h"
 
 enum {
-    ATTENTION_ROWS = 32,       /* query rows per wave */
+    ATTENTION_ROWS = 32, /* query rows per wave */
+    ATTENTION_WAVES = 4, /* of a block in the forward pass */
+    ATTENTION_WAVES_IN_TURNS = 8,
     ATTENTION_KEYS = 64,       /* keys of a tile in the forward pass, or of half of one (attention_keys) */
     ATTENTION_CHUNK_TILES = 4, /* least tiles of keys in a chunk, counting half tiles; fewer are not worth a block */
 };
@@ -92,12 +94,12 @@ bool attention_launch_hopper(Device *device, const AttentionForward *forward, in
 
 extern __attribute__((aligned(128))) LOCAL bf16 attention_tiles[]; /* dynamic shared memory */
 
-/* Waves that share a SIMD for heads of 128 columns: half of its registers suffice on gfx942, but
- * not on gfx90a. */
+/* Waves that share a SIMD for heads of 128 columns: half of its registers suffice on gfx942, but on
+ * gfx90a only for eight waves that share a tile (gpu_forward_amd_kernels.h). */
 #if defined __gfx90a__
-enum { SHARE_OF_128 = 1 };
+enum { SHARE_OF_128 = 1, WAVES_OF_128 = ATTENTION_WAVES_IN_TURNS, SHARE_IN_TURNS = 2 };
 #else
-enum { SHARE_OF_128 = 2 };
+enum { SHARE_OF_128 = 2, WAVES_OF_128 = ATTENTION_WAVES, SHARE_IN_TURNS = SHARE_OF_128 };
 #endif
 
 /* Returns whether a wave holds the operands of its query rows in registers, or reads them from
