@@ -79,8 +79,9 @@ static LoraConfig on_own_base(const NamedAdapter *a) {
 
 static bool open_named_adapter(NamedAdapter *a, const json_t *value, const char *folder, const Config *config, Error *error) {
     const char *source = json_string_value(value);
-    if (!*a->name || !name_is_plain(a->name)) return error_set(error, ERROR_USAGE, "a name is empty or has control characters");
-    if (!source || !*source) return error_set(error, ERROR_USAGE, "the value is not the name of a run or a PEFT folder");
+    if (!*a->name || !name_is_plain(a->name))
+        return error_set(error, ERROR_USAGE, "the name is empty or has control characters: use printable ones");
+    if (!source || !*source) return error_set(error, ERROR_USAGE, "the value is not a text: give a run or a PEFT folder");
     bool peft = adapter_is_folder(source);
     if (!peft && !source_is_run(source))
         return error_set(error, ERROR_CHECKPOINT,
@@ -107,7 +108,7 @@ bool adapter_set_open(NamedAdapters *adapters, const char *option, const char *f
     if (!object) return error_recode(error, ERROR_USAGE), error_context(error, "adapters=%s", option);
     if (!json_is_object(object) || !json_object_size(object) || json_object_size(object) > ENGINE_MOST_ADAPTERS)
         return error_set(error, ERROR_USAGE,
-            "adapters=%s is not a JSON object of 1 to %d names with runs or PEFT folders, such as '{\"chat\": \"runs/chat\"}'", option,
+            "adapters=%.200s is not a JSON object of 1 to %d names with runs or PEFT folders, such as '{\"chat\": \"runs/chat\"}'", option,
             (int)ENGINE_MOST_ADAPTERS);
     if (config->lora.rank)
         return error_set(
