@@ -101,6 +101,8 @@ static bool take_origin_tokenizer(const char *folder, const Config *origin, Conf
 /* Copies the settings that may change from one training of a model to the next. */
 static void take_free(ModelConfig *model, const ModelConfig *from) {
     if (!family_of(from)->learns_positions) model->context = from->context;
+    if (!from->mtp) model->mtp = 0; /* a layer that is not asked for is left out */
+    model->mtp_weight = from->mtp_weight;
     model->init_std = from->init_std;
     model->auxiliary_loss = from->auxiliary_loss;
     model->auxiliary_scope = from->auxiliary_scope;
@@ -134,6 +136,7 @@ static bool take_model(const TrainArguments *arguments, Config *config, OptionSt
     origin.model.preference = config->model.preference;
     origin.model.policy = config->model.policy;
     config->model = origin.model;
+    config->model.mtp = 0;
     if (model_makes_images(&config->model)) config->model.context = 0; /* from the images of this run */
     if (!apply_arguments(arguments, config, strings, error)) return false;
     if (!config->model.vocabulary) config->model.vocabulary = origin.model.vocabulary;
@@ -142,6 +145,10 @@ static bool take_model(const TrainArguments *arguments, Config *config, OptionSt
     take_free(&wanted.model, &config->model);
     if (!options_difference(&config_table, &wanted, config, text, sizeof text)) {
         if (!take_origin_tokenizer(folder, &origin, config, strings, error)) return false;
+        if (origin.model.mtp && !config->model.mtp)
+            log_warn(
+                "init=%s has a layer for multi-token prediction, which this run neither trains nor exports: set model.mtp=1 to keep it",
+                folder);
         continue_adapters(config, &origin);
         return true;
     }

@@ -111,6 +111,7 @@ static void fill_random_tokens(const Session *session) {
     model_take_rows(model, executor_tensor(session->training.executor, model->tokens), tokens);
     model_take_rows(model, executor_tensor(session->training.executor, model->targets), targets);
     model_take_rows(model, executor_tensor(session->training.executor, model->positions), positions);
+    program_put_prediction(&session->training, &(TextRows){tokens, targets, positions}, config->model.mtp_weight);
     fill_pairs(session);
 }
 

@@ -29,7 +29,7 @@ static void choose_random(int32_t *chosen, int64_t experts, int64_t k, uint64_t 
 void bench_fill_routing(
     const Model *model, const ModelConfig *config, Executor *executor, BenchRouting routing, const RoutingTrace *trace) {
     const int64_t experts = config->experts, k = config->experts_per_token;
-    for (int64_t layer = 0; model->routing && layer < config->layers; layer++) {
+    for (int64_t layer = 0; model->routing && layer < config->layers + config->mtp; layer++) {
         if (!model->routing[layer]) continue; /* without experts, or of another stage */
         int32_t *choices = executor_tensor(executor, model->routing[layer]);
         int64_t rows = graph_rows(model->graph, model->routing[layer]), recorded;
@@ -47,7 +47,7 @@ void bench_fill_routing(
 
 bool bench_check_trace(const RoutingTrace *trace, const ModelConfig *config, Error *error) {
     int64_t rows;
-    for (int64_t layer = config->experts_first; layer < config->layers; layer += config->experts_period)
+    for (int64_t layer = config->experts_first; layer < config->layers + config->mtp; layer += config->experts_period)
         if (!routing_trace_layer(trace, layer, &rows))
             return error_set(
                 error, ERROR_USAGE, "the trace has no layer %" PRId64 ", which has experts: record a trace of as many layers", layer);

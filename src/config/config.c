@@ -193,6 +193,9 @@ static const Option rows[] = {
     REAL_OPTION(model.auxiliary_loss, "0", 0, 100, "", "weight of the load-balancing loss"),
     CHOICE_OPTION(model.auxiliary_scope, "layer", "layer|model",
         "load-balancing loss: one per layer, or one over the tokens of all layers (transformers); averaged over microbatches"),
+    INT_OPTION(model.mtp, "0", 0, 1, "layers",
+        "layers after the model's own that predict the token after the next one, for a second loss (multi-token prediction)", STATE),
+    REAL_OPTION(model.mtp_weight, "0.3", 1e-6, 100, "", "weight of this loss", CHANGES),
     REAL_OPTION(model.rope_theta, "10000", 1, 1e12, "", "base of RoPE"),
     REAL_OPTION(model.rope_fraction, "1", 0, 1, "", "fraction of each head's channels that RoPE rotates"),
     INT_OPTION(model.nope_period, "0", 0, 10000, "layers", "every Nth layer has no RoPE (no_rope_layer_interval); 0: all layers have it"),
@@ -513,6 +516,16 @@ static bool check_router(const ModelConfig *model, Error *error) {
                model->auxiliary_loss);
 }
 
+/* The second loss is a cross-entropy like the first. */
+static bool check_prediction(const Config *config, Error *error) {
+    bool paired = config->model.preference.loss != PREFERENCE_NONE, drawn = config->model.policy.loss;
+    if (!config->model.mtp || !(config->lora.rank || paired || drawn)) return true;
+    return error_set(error, ERROR_USAGE, "model.mtp=%lld does not work with %s: set model.mtp=0", (long long)config->model.mtp,
+        config->lora.rank ? "lora.rank"
+        : paired          ? "a loss over pairs"
+                          : "reinforcement learning");
+}
+
 static bool check_model(ModelConfig *model, Error *error) {
     if (model->vocabulary == 0) model->vocabulary = CONFIG_BYTE_ROWS;
     if (model->head_dim == 0) {
@@ -787,7 +800,9 @@ bool config_check_started(Config *config, int64_t started, Error *error) {
     if (config->model.policy.loss) config->batch.tokens = config->batch.sequences * config->data.length;
     config->model.policy.values = policy_has_values(&config->model.policy);
     if (!check_saves(config, error)) return false;
-    if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
+    if (!check_model(&config->model, error) || !check_prediction(config, error) || !check_batch(config, error) ||
+        !check_size(config, error))
+        return false;
     if (config->model.context == 0) config->model.context = config->data.length;
     if (config->model.context < config->data.length)
         return error_set(error, ERROR_USAGE, "data.length=%lld exceeds model.context=%lld: set data.length=%lld, or increase model.context",

@@ -97,6 +97,8 @@ typedef struct ModelConfig {
     double alibi_max;                  /* mpt: the largest exponent of ALiBi slopes */
     double softmax_scale;              /* scale of attention scores; 0: 1 / sqrt(head_dim) */
     double embedding_scale;            /* granite: factor of embeddings */
+    int64_t mtp;                       /* layers for multi-token prediction (model/decoder.c): 0 or 1 */
+    double mtp_weight;                 /* weight of their loss; not part of the model */
     double residual_scale;             /* granite: factor of the outputs of attention and MLP */
     double logit_divisor;              /* granite: logits are divided by it */
     double score_cap, logit_cap;       /* gemma: soft-caps of attention scores and of the head's logits; 0: none */

@@ -96,6 +96,8 @@ typedef struct LayoutRule {
     const char *reason;
 } LayoutRule;
 
+CONDITION(predicts_further, config->model.mtp > 0)
+
 #define COPY "layout.tp x pp x cp x ep"
 static const LayoutRule rules[] = {
     {makes_images, COPY, copy_ranks, AT_MOST, "the ranks of a copy", one, "an image model supports only layout.dp and layout.zero"},
@@ -110,6 +112,8 @@ static const LayoutRule rules[] = {
     {is_tensor, "layout.tp", tp, DIVIDES, "batch.sequences x data.length / layout.cp", rows,
         "tensor parallelism splits the tokens between layers"},
     {NULL, "layout.pp", pp, AT_MOST, "model.layers", layers, "every pipeline stage needs a layer"},
+    {predicts_further, "layout.pp", pp, AT_MOST, "the stages of a model with model.mtp", one,
+        "multi-token prediction reads the embedding and the last layer's result"},
     {is_chunked, "layout.pp x pp_chunks", pieces, AT_MOST, "model.layers", layers, "every chunk of a stage needs a layer"},
     {is_context, "2 x layout.cp", chunks, DIVIDES, "data.length", length,
         "each rank has one chunk from the front of a sequence and one from its end"},

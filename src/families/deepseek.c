@@ -113,7 +113,7 @@ static const HfField v3_fields[] = {
     BOOLEAN("rope_interleave", rope_interleave, "true"),
     FIXED("topk_method", "noaux_tc"),
     FIXED("scoring_func", "sigmoid"),
-    NO_EFFECT("num_nextn_predict_layers"), /* counts layers after the model's own, which are skipped */
+    NO_EFFECT("num_nextn_predict_layers"), /* the tensors of a folder tell whether it has the layer (model.mtp) */
     NO_EFFECT("num_mtp_layers"),
     END,
 };
@@ -183,7 +183,7 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put_integer(object, "first_k_dense_replace", c->experts_first);
     hf_put_text(object, "topk_method", v3 ? "noaux_tc" : c->expert_groups > 1 ? "group_limited_greedy" : "greedy");
     hf_put_text(object, "scoring_func", v3 ? "sigmoid" : "softmax");
-    if (v3) hf_put_integer(object, "num_nextn_predict_layers", 0);
+    if (v3) hf_put_integer(object, "num_nextn_predict_layers", c->mtp);
 }
 
 /* -- GGUF ----------------------------------------------------------------------------------------------------------- */
@@ -336,12 +336,16 @@ static const HfClass *const classes[] = {&v3, &v2, &kimi_k2, &glm4_moe_lite, NUL
 
 static bool check(const ModelConfig *c, Error *error) {
     if (!c->experts) return error_set(error, ERROR_USAGE, "model.experts=0: family deepseek has experts: set model.experts");
+    if (c->mtp && !fits_v3(c))
+        return error_set(error, ERROR_USAGE,
+            "model.mtp=%lld: only DeepSeek-V3 has layers for multi-token prediction: set model.router_scores=sigmoid, or model.mtp=0",
+            (long long)c->mtp);
     return family_check_key_heads(c, error);
 }
 
 static const char *const settings[] = {"activation", "dense_ffn", "expert_groups", "experts", "experts_first", "gate_scale",
-    "groups_chosen", "kv_lora_rank", "padding", "q_lora_rank", "rope_dim", "rope_factor", "rope_interleave", "rope_mscale", "rope_theta",
-    "router_scores", "shared_experts", "value_dim", NULL};
+    "groups_chosen", "kv_lora_rank", "mtp", "padding", "q_lora_rank", "rope_dim", "rope_factor", "rope_interleave", "rope_mscale",
+    "rope_theta", "router_scores", "shared_experts", "value_dim", NULL};
 
 const FamilyRule family_deepseek = {.name = "deepseek",
     .settings = settings,

@@ -43,7 +43,7 @@ static const HfField fields[] = {
     BOOLEAN("norm_topk_prob", renormalise, "true"),
     READ("first_k_dense_replace", read_dense_layers),
     NO_EFFECT("output_router_logits"),     /* the class has no router loss */
-    NO_EFFECT("num_nextn_predict_layers"), /* counts layers after the model's own, which are skipped */
+    NO_EFFECT("num_nextn_predict_layers"), /* the tensors of a folder tell whether it has the layer (model.mtp) */
     NO_EFFECT("num_mtp_layers"),
     END,
 };
@@ -55,7 +55,7 @@ static void put(json_t *object, const ModelConfig *c) {
     hf_put(object, "partial_rotary_factor", json_real(c->rope_fraction));
     hf_put_integer(object, "intermediate_size", model_mixes_layers(c) ? c->dense_ffn : c->ffn);
     hf_put_integer(object, "first_k_dense_replace", c->experts_first);
-    hf_put_integer(object, "num_nextn_predict_layers", 0);
+    hf_put_integer(object, "num_nextn_predict_layers", c->mtp);
 }
 
 static bool check_gguf(const ModelConfig *c, Error *error) {
@@ -126,8 +126,8 @@ static bool check(const ModelConfig *c, Error *error) {
 }
 
 static const char *const settings[] = {"activation", "dense_ffn", "expert_groups", "experts", "experts_first", "gate_scale",
-    "groups_chosen", "padding", "qk_norm", "qkv_bias", "rope_factor", "rope_fraction", "rope_theta", "router_scores", "shared_experts",
-    NULL};
+    "groups_chosen", "mtp", "padding", "qk_norm", "qkv_bias", "rope_factor", "rope_fraction", "rope_theta", "router_scores",
+    "shared_experts", NULL};
 
 const FamilyRule family_glm = {.name = "glm",
     .settings = settings,

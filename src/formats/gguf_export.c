@@ -189,6 +189,7 @@ static bool put_keys(GgufWriter *writer, const HfExport *export, const GgufType 
     if (!hf_class(c)->gguf->window_period && c->window && c->window < c->context)
         log_warn("llama.cpp does not support an attention window for this model: the file's context is set to the window, %lld positions",
             (long long)c->window);
+    if (c->mtp) log_warn("the file does not have the model's layer for multi-token prediction (model.mtp): write a folder to keep it");
     gguf_put_model(writer, c);
     gguf_put_text(writer, "general.type", "model", strlen("model"));
     gguf_put_integer(writer, "general.file_type", GGUF_U32, type->file_type);

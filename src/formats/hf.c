@@ -295,9 +295,22 @@ static bool write_hf_tensors(HfWriter *w, const HfTensorList *list, const char *
     return written;
 }
 
+/* Appends the copies of the embedding and the head that published folders have in the layer for multi-token prediction. */
+static void append_prediction_copies(HfTensorList *list, const ModelConfig *config, const Graph *graph) {
+    const char *head = config->tied ? HF_TABLE : HF_HEAD;
+    const struct { const char *name, *of; } copies[] = {{HF_PREDICTION_TABLE, HF_TABLE}, {HF_PREDICTION_HEAD, head}};
+    for (int i = 0; i < 2 && config->mtp; i++) {
+        HfParameter parameter = {.index = graph_find_parameter(graph, copies[i].of), .config = config};
+        parameter.p = &graph->parameters[parameter.index];
+        hf_append(list, memory_format("%s.%lld.%s", family_of(config)->layers, (long long)config->layers, copies[i].name), &parameter);
+    }
+}
+
 static bool write_weights(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
     HfWriter writer;
-    HfTensorList numbers = hf_tensors(export->config, graph, export->mxfp4 ? hf_list_mxfp4 : NULL), list = numbers;
+    HfTensorList numbers = hf_tensors(export->config, graph, export->mxfp4 ? hf_list_mxfp4 : NULL), list;
+    append_prediction_copies(&numbers, export->config, graph);
+    list = numbers;
     if (export->fp8) list = hf_fp8_tensors(&numbers, graph);
     bool written = hf_writer_start(&writer, export, graph, error) && write_hf_tensors(&writer, &list, folder, error);
     hf_writer_end(&writer);

@@ -27,6 +27,12 @@ const char *hf_stem(const ModelConfig *config);
 
 /* -- Tensors (hf_tensors.c) ---------------------------------------------------------------------------------------- */
 
+/* Tensors that a layer for multi-token prediction shares with the model, and their copies in the layer. */
+#define HF_TABLE "model.embed_tokens.weight"
+#define HF_HEAD "lm_head.weight"
+#define HF_PREDICTION_TABLE "embed_tokens.weight"
+#define HF_PREDICTION_HEAD "shared_head.head.weight"
+
 /* Returns the stored row that holds row `row` of the parameter. */
 static inline int64_t hf_stored_row(const HfTensor *tensor, int64_t row) {
     int64_t half = tensor->paired / 2;

@@ -193,6 +193,22 @@ static bool folder_open(Folder *folder, const char *name, const ModelConfig *con
 
 /* -- The configuration of a folder -------------------------------------------------------------------------------- */
 
+static bool has_prediction_layer(const Folder *folder, const ModelConfig *config, int64_t layer) {
+    SCOPED_FREE char *mark = memory_format("%s.%lld.eh_proj.weight", family_of(config)->layers, (long long)layer);
+    return find_tensor_file(folder, mark);
+}
+
+/* Sets model.mtp if the folder has one layer for multi-token prediction. config.json counts it also where transformers has
+ * dropped the layer. A folder without weights has none. */
+static void find_prediction_layer(const char *name, ModelConfig *config) {
+    Folder folder;
+    Error unread = {0};
+    if (!hf_class(config)->skips_prediction || !family_has(family_of(config), "model.mtp")) return;
+    if (folder_open(&folder, name, config, &unread))
+        config->mtp = has_prediction_layer(&folder, config, config->layers) && !has_prediction_layer(&folder, config, config->layers + 1);
+    folder_close(&folder);
+}
+
 /* diffusers does not record the type of a folder's tensors. */
 static bool read_stored_precision(const char *name, HfModel *model, Error *error) {
     Folder folder;
@@ -212,7 +228,7 @@ bool hf_read(const char *folder, HfModel *model, Error *error) {
     }
     if (byte_tokenizer_is(folder, &model->bytes, error) &&
         (hf_class(&model->config)->model_type || read_stored_precision(folder, model, error)))
-        return true;
+        return find_prediction_layer(folder, &model->config), true;
     hf_release(model);
     return false;
 }
@@ -435,6 +451,29 @@ static bool is_redundant(const Folder *folder, const WeightEntry *entry, const M
     return config->tied && is_head(entry) && table && same_matrix(table, entry);
 }
 
+/* Checks the layer for multi-token prediction, which is read: it has no other tensors than the graph, except copies of the
+ * model's embedding and head. */
+static bool check_prediction_layer(const HfReader *reader, Error *error) {
+    const Folder *folder = &reader->folder;
+    const ModelConfig *config = reader->config;
+    SCOPED_FREE char *layer = memory_format("%s.%lld.", family_of(config)->layers, (long long)config->layers);
+    SCOPED_FREE char *mark = memory_format("%seh_proj.weight", layer);
+    if (graph_find_parameter(reader->graph, mark) < 0) return true;
+    for (size_t i = 0; i < folder->entry_count; i++) {
+        const WeightEntry *entry = &folder->entries[i];
+        const char *name = entry->tensor->name;
+        if (entry->used || !starts_with(name, layer)) continue;
+        bool table = !strcmp(name + strlen(layer), HF_PREDICTION_TABLE), head = !strcmp(name + strlen(layer), HF_PREDICTION_HEAD);
+        const WeightEntry *of = find_tensor_file(folder, table || config->tied ? HF_TABLE : HF_HEAD);
+        if ((table || head) && of && same_matrix(of, entry)) continue;
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s %s: set model.mtp=0 to leave out the layer for multi-token prediction",
+            entry->path, name,
+            table || head ? "differs from the model's, but smelt shares it with the model"
+                          : "is not part of the layer that smelt computes");
+    }
+    return true;
+}
+
 static bool check_rest(const Folder *folder, const ModelConfig *config, Error *error) {
     for (size_t i = 0; i < folder->entry_count; i++) {
         const WeightEntry *entry = &folder->entries[i];
@@ -508,8 +547,8 @@ HfReader *hf_reader_open(const char *name, const ModelConfig *config, const Grap
     if (good) {
         reader->list = hf_tensors(config, graph, folder_layout(&reader->folder, config));
         index_parameters(reader);
-        good =
-            match_tensors(reader, name, error) && check_rest(&reader->folder, config, error) && read_fp8_scale(reader, name, config, error);
+        good = match_tensors(reader, name, error) && check_rest(&reader->folder, config, error) && check_prediction_layer(reader, error) &&
+               read_fp8_scale(reader, name, config, error);
     }
     if (good) return reader;
     hf_reader_close(reader);

@@ -173,6 +173,7 @@ void hf_list_gguf(HfTensorList *list, const HfParameter *parameter) {
     const char *rest;
     int layer = hf_split_layer(parameter, &rest);
     const HfClass *class = hf_class(parameter->config);
+    if (layer >= parameter->config->layers) return; /* for multi-token prediction */
     if (p->kind == PARAMETER_BALANCE_BIAS && (class->lacks_router_biases || !find_name(class->gguf->names, rest))) return;
     if (class->gguf->list && class->gguf->list(list, parameter, rest)) return;
     if (ends_with(rest, ".experts.gate_up_proj")) {

@@ -40,6 +40,7 @@ typedef struct Builder {
     TensorId share, loss;               /* as in Model; TENSOR_NONE if the mode has no loss */
     ImageInputs image;                  /* for families of images, as in Model */
     RopeTable rope_tables[ROPE_TABLES]; /* builder_rope_table */
+    TensorId next_tokens;               /* INT32 [R], with multi-token prediction: PredictionTensors.tokens; else TENSOR_NONE */
     TensorId router_state;              /* zaya: of the previous layer, [R, router_width] */
     TensorId loads;                     /* sums of router loads so far, WIDE [2, classes] */
     const ModelCut *cut;                /* NULL: no pipeline */
@@ -52,7 +53,10 @@ typedef struct Builder {
 /* The result of a family's layers. For a text model: the last norm [R, D] and the head's matrix
  * [V, D], both absent on a stage without the head. For an image model: the velocity of each image
  * token, WIDE [samples * image tokens, channels]. */
-typedef struct Trunk { TensorId normed, head, velocity; } Trunk;
+typedef struct Trunk {
+    TensorId normed, head, velocity;
+    TensorId further; /* like normed, of the layer for multi-token prediction; TENSOR_NONE: none */
+} Trunk;
 
 /* -- Parameters ---------------------------------------------------------------------------------------------------- */
 

@@ -8,6 +8,7 @@
 #include "model/layer_spec.h"
 #include "ops/activation/activation.h"
 #include "ops/gate/gate.h"
+#include "ops/join/join.h"
 #include "ops/narrow/narrow.h"
 #include "ops/rope/rope.h"
 
@@ -136,6 +137,15 @@ static ResidualNorm add_block(Builder *b, const Decoder *d, TensorId block, Tens
     return h;
 }
 
+/* Appends attention and its residual add. Returns the layer's last block before its own residual add, whose norms the caller
+ * sets. */
+static TensorId append_blocks(Builder *b, const Decoder *d, const LayerSpec *layer, ResidualNorm *h) {
+    TensorId block = attention(b, d, &layer->attention, h->normed);
+    Norms norms = {.after = declare_norm(b, d, layer->after_attention), .next = declare_norm(b, d, layer->before_mlp)};
+    *h = add_block(b, d, block, h->stream, false, &norms);
+    return mlp(b, d, &layer->mlp, h->normed);
+}
+
 /* Appends layers [first, end), possibly none. The first norm has no preceding residual add to be
  * fused with. The last residual add of a chunk has no following norm, unless the chunk is the
  * model's last. It recomputes the previous norm, whose output is unused. Returns the last norm. */
@@ -145,11 +155,7 @@ static TensorId append_layers(Builder *b, const Decoder *d, const LayerSpec *lay
     for (int i = range.first; i < range.end; i++) {
         const LayerSpec *layer = &layers[i];
         bool cut = i + 1 == range.end && !last;
-        TensorId block = attention(b, d, &layer->attention, h.normed);
-        norms.after = declare_norm(b, d, layer->after_attention);
-        norms.next = declare_norm(b, d, layer->before_mlp);
-        h = add_block(b, d, block, h.stream, false, &norms);
-        block = mlp(b, d, &layer->mlp, h.normed);
+        TensorId block = append_blocks(b, d, layer, &h);
         norms.after = declare_norm(b, d, layer->after_mlp);
         if (!cut)
             norms.next = declare_first_norm(b, d, layers, i + 1); /* fused with this layer's residual add, but named after the next layer */
@@ -167,24 +173,51 @@ static double embedding_factor(const Builder *b) {
     return precision_bytes(b->graph->precision, TYPE_COMPUTE) == sizeof(uint16_t) ? bf16_to_float(bf16_from_float((float)factor)) : factor;
 }
 
+/* Returns the embeddings of tokens, WIDE, of the rank's rows. */
+static TensorId embed_tokens(Builder *b, const Decoder *d, TensorId tokens, TensorId embedding) {
+    Lookup lookup = {.ids = tokens, .table = embedding, .entries = b->config->vocabulary, .padding = b->config->padding};
+    lookup.factor = d->scales_embeddings ? embedding_factor(b) : b->config->embedding_scale;
+    return builder_scatter(b, builder_embed(b, &lookup));
+}
+
+/* Appends the layer for multi-token prediction, which follows the model's layers in folders
+ * (DeepSeek-V3, arXiv 2412.19437, section 2.2): with the last layer's result h after the last norm, and
+ * the embedding e of the next token, the layer's input is eh_proj [enorm(e); hnorm(h)]. Its result
+ * passes shared_head.norm, and then the model's head. */
+static TensorId append_prediction(Builder *b, const Decoder *d, TensorId normed, TensorId embedding) {
+    const int64_t width = b->config->width;
+    LayerSpec layer = d->layer(b, (int)b->config->layers);
+    builder_layer(b, (int)b->config->layers);
+    Norm of_embedding = declare_norm(b, d, "enorm"), of_stream = declare_norm(b, d, "hnorm");
+    Linear projection = builder_stacked(b, &(Stacked){"eh_proj", width, 0}, 1, 2 * width, false);
+    const TensorId parts[] = {op_norm(b->graph, embed_tokens(b, d, b->next_tokens, embedding), &of_embedding),
+        op_norm(b->graph, op_widen(b->graph, normed), &of_stream)};
+    TensorId stream = op_widen(b->graph, builder_linear(b, op_join_columns(b->graph, parts, 2), &projection, LORA_MLP));
+    Norms norms = {.next = declare_norm(b, d, layer.before_attention)};
+    ResidualNorm h = {.stream = stream, .normed = read_stream(b, stream, &norms.next)};
+    TensorId block = append_blocks(b, d, &layer, &h);
+    norms = (Norms){.after = declare_norm(b, d, layer.after_mlp), .next = declare_norm(b, d, "shared_head.norm")};
+    h = add_block(b, d, block, h.stream, true, &norms);
+    builder_layer(b, -1);
+    return h.normed;
+}
+
 Trunk builder_decoder(Builder *b, const Decoder *d) {
     int count = (int)b->config->layers;
     SCOPED_FREE LayerSpec *layers = memory_allocate((size_t)count * sizeof *layers);
     for (int i = 0; i < count; i++) layers[i] = d->layer(b, i); /* before any operation of a layer: it may append a table of RoPE */
     TensorId embedding = builder_embedding(b, d->embedding), stream = TENSOR_NONE, normed = TENSOR_NONE;
     if (embedding && d->embed) stream = builder_scatter(b, d->embed(b, embedding));
-    else if (embedding) {
-        Lookup lookup = {.ids = b->tokens, .table = embedding, .entries = b->config->vocabulary, .padding = b->config->padding};
-        lookup.factor = d->scales_embeddings ? embedding_factor(b) : b->config->embedding_scale;
-        stream = builder_scatter(b, builder_embed(b, &lookup));
-    }
+    else if (embedding) stream = embed_tokens(b, d, b->tokens, embedding);
     for (int chunk = 0; chunk < builder_chunks(b); chunk++) {
         LayerRange range = builder_begin_chunk(b, chunk, &stream);
         normed = append_layers(b, d, layers, &stream, range, builder_is_last_piece(b, chunk));
         builder_end_chunk(b, chunk, stream);
     }
     if (!builder_is_last_stage(b)) normed = TENSOR_NONE;
-    return (Trunk){.normed = normed, .head = builder_head(b, d->embedding, embedding)};
+    Trunk trunk = {.normed = normed, .head = builder_head(b, d->embedding, embedding)};
+    if (b->next_tokens) trunk.further = append_prediction(b, d, normed, embedding); /* its parameters are the last ones */
+    return trunk;
 }
 
 /* -- Names that classes share -------------------------------------------------------------------------------------- */

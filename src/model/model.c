@@ -53,6 +53,17 @@ static void declare_policy(Model *model) {
         .sums = graph_tensor(model->graph, ARENA_METRIC, TYPE_WIDE, 1, &sums, "policy_sums")};
 }
 
+/* Without a loss, the inputs of the layer exist so that its parameters do. */
+static void declare_prediction(Model *model, bool loss) {
+    int64_t one = 1;
+    PredictionTensors *p = &model->prediction;
+    p->tokens = integers(model->graph, model->rows, "next_tokens");
+    if (!loss) return;
+    p->targets = integers(model->graph, model->rows, "next_targets");
+    p->scale = graph_tensor(model->graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "prediction_scale");
+    p->loss = graph_tensor(model->graph, ARENA_METRIC, TYPE_WIDE, 1, &one, "prediction_loss");
+}
+
 static void declare_images(Model *model, const ModelConfig *c, bool loss) {
     Graph *graph = model->graph;
     int64_t samples = model->sequences, image = samples * (model->length - c->text_tokens);
@@ -68,11 +79,15 @@ static void declare_images(Model *model, const ModelConfig *c, bool loss) {
     if (loss) model->image.weights = real_input(graph, TYPE_WIDE, image, 1, "weights");
 }
 
-static void append_loss(const Builder *b, const Model *model, TensorId normed, TensorId head) {
+/* The operands of a cross-entropy besides the head. */
+typedef struct LossInputs { TensorId normed, targets, scale, loss; } LossInputs;
+
+static void append_loss(Builder *b, const LossInputs *in, TensorId head) {
     const ModelConfig *config = b->config;
-    if (fp8_choose_head(b->graph, config, graph_rows(b->graph, normed)) == FP8_CHOSEN)
-        op_fp8_linear_cross_entropy(b->graph, normed, head, model->targets, model->scale, model->loss, config->vocabulary, &config->fp8);
-    else op_linear_cross_entropy(b->graph, normed, head, model->targets, model->scale, model->loss, config->vocabulary);
+    TensorId x = builder_gather(b, in->normed);
+    if (fp8_choose_head(b->graph, config, graph_rows(b->graph, x)) == FP8_CHOSEN)
+        op_fp8_linear_cross_entropy(b->graph, x, head, in->targets, in->scale, in->loss, config->vocabulary, &config->fp8);
+    else op_linear_cross_entropy(b->graph, x, head, in->targets, in->scale, in->loss, config->vocabulary);
 }
 
 /* Appends penalties of the tokens of one sequence a row; returns the logits to draw from. */
@@ -100,7 +115,9 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
         model->token_losses =
             op_policy(graph, builder_gather(b, trunk.normed), trunk.head, &model->policy, &b->config->policy, b->config->vocabulary);
     } else if (loss) {
-        append_loss(b, model, builder_gather(b, trunk.normed), trunk.head);
+        append_loss(b, &(LossInputs){trunk.normed, model->targets, model->scale, model->loss}, trunk.head);
+        const PredictionTensors *p = &model->prediction;
+        if (p->loss) append_loss(b, &(LossInputs){trunk.further, p->targets, p->scale, p->loss}, trunk.head);
     }
     double cap = b->config->logit_cap;
     if (loss && cap > 0) op_cap_losses(graph, cap);
@@ -150,6 +167,7 @@ typedef struct ModelShape {
     RecomputePolicy recompute;
     SlotSizes slots; /* of generation; 0: none */
     bool draws;      /* with slots */
+    bool describes;  /* has all parameters of a training */
 } ModelShape;
 
 static void declare_slots(Model *model, int adapters) {
@@ -189,7 +207,9 @@ static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfi
     }
     if (loss && config->preference.loss != PREFERENCE_NONE) declare_pairs(&model);
     if (loss && config->policy.loss) declare_policy(&model);
-    if (config->given_routing && mode == MODEL_TRAIN) model.routing = memory_allocate((size_t)config->layers * sizeof *model.routing);
+    if (config->mtp && (mode == MODEL_TRAIN || shape->describes)) declare_prediction(&model, loss);
+    if (config->given_routing && mode == MODEL_TRAIN)
+        model.routing = memory_allocate((size_t)(config->layers + config->mtp) * sizeof *model.routing);
     Builder builder = {.graph = graph,
         .config = config,
         .lora = lora,
@@ -197,6 +217,7 @@ static Model build_model(const Mesh *mesh, const ModelCut *cut, const ModelConfi
         .length = length,
         .tokens = model.tokens,
         .positions = images ? model.image.positions : model.positions,
+        .next_tokens = model.prediction.tokens,
         .image = model.image,
         .slot_sizes = shape->slots,
         .draws = shape->draws,
@@ -241,7 +262,8 @@ Model model_build(
 }
 
 Model model_describe(const ModelConfig *config, const LoraConfig *lora, Precision precision) {
-    return model_build_adapted(NULL, config, lora, precision, MODEL_SCORE, 1, model_least_length(config), RECOMPUTE_NONE);
+    ModelShape shape = {.mode = MODEL_SCORE, .sequences = 1, .length = model_least_length(config), .describes = true};
+    return build_model(NULL, NULL, config, lora, precision, &shape);
 }
 
 void model_free(Model *model) {
@@ -262,6 +284,20 @@ void model_take_rows(const Model *model, int32_t *rows, const int32_t *whole) {
     }
     for (int64_t s = 0; s < model->sequences; s++, whole += model->length)
         for (int which = 0; which < 2; which++, rows += chunk) memcpy(rows, whole + mesh_chunk(mesh, which) * chunk, chunk * sizeof *rows);
+}
+
+/* Row r continues in row r + 1 if both are in one text, whose positions count up. */
+void model_take_prediction(const Model *model, const TextRows *whole, int32_t *tokens, int32_t *targets) {
+    int64_t rows = model->sequences * model->length;
+    SCOPED_FREE int32_t *next_tokens = memory_allocate(2 * (size_t)rows * sizeof *next_tokens);
+    int32_t *next_targets = next_tokens + rows;
+    for (int64_t r = 0; r < rows; r++) {
+        bool continues = (r + 1) % model->length && whole->positions[r + 1] == whole->positions[r] + 1;
+        next_tokens[r] = whole->tokens[r + continues];
+        next_targets[r] = continues ? whole->targets[r + 1] : -1;
+    }
+    model_take_rows(model, tokens, next_tokens);
+    model_take_rows(model, targets, next_targets);
 }
 
 /* -- All parameters ------------------------------------------------------------------------------------------------ */

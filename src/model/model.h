@@ -85,31 +85,41 @@ typedef struct SlotSizes {
  * [adapters + 1]: rows groups[i] .. groups[i + 1] - 1 use adapter i, and those after them none. */
 typedef struct SlotInputs { TensorId slots, first_rows, lasts, groups; } SlotInputs;
 
+/* Inputs of the loss of multi-token prediction (ModelConfig.mtp), and its sum. Row r predicts the token
+ * after the next one from its own last layer and the embedding of the next token. */
+typedef struct PredictionTensors {
+    TensorId tokens;  /* INT32 [rows]: the next token; any token if the text ends before it */
+    TensorId targets; /* INT32 [rows]: the target of the next row; -1: none */
+    TensorId scale;   /* WIDE [1]: Model.scale times ModelConfig.mtp_weight */
+    TensorId loss;    /* WIDE [1]: with this scale */
+} PredictionTensors;
+
 /* Inputs and results of a built model; TENSOR_NONE if the mode has none. */
 typedef struct Model {
     Graph *graph;
     ModelMode mode;
     int64_t sequences, length;
-    int64_t rows;                /* this rank's rows of a microbatch, of all heads: sequences * length / cp */
-    TensorId tokens, positions;  /* INT32 [rows] */
-    SlotInputs slots;            /* of model_build_slots */
-    TensorId targets;            /* INT32 [rows] */
-    ImageInputs image;           /* for an image model, in place of tokens, positions and targets */
-    TensorId velocity;           /* the result of an image model without a loss: WIDE [samples * image tokens, channels] */
-    PreferenceInputs preference; /* inputs of a loss over pairs of answers, with targets and scale */
-    TensorId rewards;            /* sums of that loss, WIDE [REWARD_COUNT]; TENSOR_NONE: the loss is per token */
-    PolicyTensors policy;        /* of a loss of reinforcement learning; without `sums`: another loss */
-    TensorId token_losses;       /* with this loss: -log p of all rows, WIDE [rows] */
-    TensorId answers;            /* log-probabilities of answers, WIDE [preference_most_pairs(rows), 2]; on the stage with the head */
-    TensorId scale;              /* WIDE [1]: 1 / targets in the step, or 1 / pairs (evaluation: 1) */
-    TensorId share;              /* WIDE [1]: 1 / microbatches in the step, divided by the number of ranks that divide the rows of one */
-    TensorId loss;               /* WIDE [2]: cross-entropy or loss over pairs, auxiliary loss */
-    TensorId logits;             /* WIDE [1, vocabulary]; with MODEL_LOGITS and op_keep_logits: [rows, vocabulary] */
-    TensorId limit, argmax;      /* MODEL_GENERATE: INT32 [1], and the largest logits of tokens below it (op_argmax) */
-    TensorId choice, drawn;      /* of model_build_slots in place of argmax: as in op_draw, for each row */
-    TensorId penalties, counts;  /* with SlotSizes.penalized: choice and state of op_penalize */
-    TensorId *routing;           /* by layer, with ModelConfig.given_routing: INT32 [rows of the router, k], experts; else NULL */
-    AdapterPlace *places;        /* with SlotSizes.adapters: of all layers with adapters */
+    int64_t rows;                 /* this rank's rows of a microbatch, of all heads: sequences * length / cp */
+    TensorId tokens, positions;   /* INT32 [rows] */
+    SlotInputs slots;             /* of model_build_slots */
+    TensorId targets;             /* INT32 [rows] */
+    ImageInputs image;            /* for an image model, in place of tokens, positions and targets */
+    TensorId velocity;            /* the result of an image model without a loss: WIDE [samples * image tokens, channels] */
+    PreferenceInputs preference;  /* inputs of a loss over pairs of answers, with targets and scale */
+    TensorId rewards;             /* sums of that loss, WIDE [REWARD_COUNT]; TENSOR_NONE: the loss is per token */
+    PolicyTensors policy;         /* of a loss of reinforcement learning; without `sums`: another loss */
+    PredictionTensors prediction; /* MODEL_TRAIN with ModelConfig.mtp */
+    TensorId token_losses;        /* with this loss: -log p of all rows, WIDE [rows] */
+    TensorId answers;             /* log-probabilities of answers, WIDE [preference_most_pairs(rows), 2]; on the stage with the head */
+    TensorId scale;               /* WIDE [1]: 1 / targets in the step, or 1 / pairs (evaluation: 1) */
+    TensorId share;               /* WIDE [1]: 1 / microbatches in the step, divided by the number of ranks that divide the rows of one */
+    TensorId loss;                /* WIDE [2]: cross-entropy or loss over pairs, auxiliary loss */
+    TensorId logits;              /* WIDE [1, vocabulary]; with MODEL_LOGITS and op_keep_logits: [rows, vocabulary] */
+    TensorId limit, argmax;       /* MODEL_GENERATE: INT32 [1], and the largest logits of tokens below it (op_argmax) */
+    TensorId choice, drawn;       /* of model_build_slots in place of argmax: as in op_draw, for each row */
+    TensorId penalties, counts;   /* with SlotSizes.penalized: choice and state of op_penalize */
+    TensorId *routing;            /* by layer, with ModelConfig.given_routing: INT32 [rows of the router, k], experts; else NULL */
+    AdapterPlace *places;         /* with SlotSizes.adapters: of all layers with adapters */
     int place_count;
     ModelChunk *chunks; /* of a pipeline stage; NULL: the model is whole */
     int chunk_count;
@@ -154,6 +164,10 @@ void model_free(Model *model);
 /* Extracts this rank's rows of a microbatch: from one number for each of sequences * length tokens
  * to an input of model->rows. */
 void model_take_rows(const Model *model, int32_t *rows, const int32_t *whole);
+
+/* The same for the inputs of Model.prediction, from the tokens, targets and positions of a microbatch. */
+typedef struct TextRows { const int32_t *tokens, *targets, *positions; } TextRows;
+void model_take_prediction(const Model *model, const TextRows *whole, int32_t *tokens, int32_t *targets);
 
 /* Return the parameters that a gradient trains (routers' balancing biases are buffers and do not
  * count), and those used for one token. */

@@ -1,6 +1,8 @@
 /* Plans, starts, runs and frees programs. Owns the fields of Program. */
 #include "program/program.h"
 
+#include <string.h>
+
 #include "backend/backend.h"
 #include "graph/op.h"
 #include "program/pipeline_run_internal.h"
@@ -84,4 +86,15 @@ void program_run(const Program *program, const ProgramWork *work) {
         else executor_run(executor);
         if (work->ran) work->ran(work->context, i);
     }
+}
+
+void program_put_prediction(const Program *program, const TextRows *rows, double weight) {
+    const Model *model = &program->model;
+    const PredictionTensors *p = &model->prediction;
+    Executor *executor = program->executor;
+    if (!p->loss) return;
+    int32_t *targets = executor_tensor(executor, p->targets);
+    executor_set_scalar(executor, p->scale, weight * executor_get_metric(executor, model->scale, 0));
+    if (rows) model_take_prediction(model, rows, executor_tensor(executor, p->tokens), targets);
+    else memset(targets, -1, (size_t)model->rows * sizeof *targets);
 }

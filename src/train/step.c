@@ -131,6 +131,7 @@ static void load_microbatch(const Loop *loop, const StepShare *share, int64_t in
     Executor *executor = loop->session.training.executor;
     const StepInputs *inputs = &loop->inputs;
     int64_t at = index * share->rows;
+    const TextRows rows = {inputs->tokens + at, inputs->targets + at, inputs->positions + at};
     bool empty = index >= share->mine;
     executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / (share->all * mesh_size(loop->session.mesh, AXES_ROWS)));
     amax_history_put(loop->session.history, executor, executor_get_metric(executor, model->scale, 0));
@@ -145,13 +146,14 @@ static void load_microbatch(const Loop *loop, const StepShare *share, int64_t in
         return;
     }
     pairs_load(inputs, &loop->session.training, empty ? -1 : index);
+    program_put_prediction(&loop->session.training, empty ? NULL : &rows, loop->config->model.mtp_weight);
     if (empty) {
         memset(executor_tensor(executor, model->targets), -1, model->rows * sizeof(int32_t));
         return;
     }
-    model_take_rows(model, executor_tensor(executor, model->tokens), inputs->tokens + at);
-    model_take_rows(model, executor_tensor(executor, model->targets), inputs->targets + at);
-    model_take_rows(model, executor_tensor(executor, model->positions), inputs->positions + at);
+    model_take_rows(model, executor_tensor(executor, model->tokens), rows.tokens);
+    model_take_rows(model, executor_tensor(executor, model->targets), rows.targets);
+    model_take_rows(model, executor_tensor(executor, model->positions), rows.positions);
 }
 
 static size_t logits_bytes(const Loop *loop) {
@@ -231,6 +233,7 @@ void loop_close_loader(Loop *loop) {
 /* The result of a step, over all ranks. */
 typedef struct StepOutcome {
     double loss, auxiliary, norm;
+    double prediction;            /* loss of multi-token prediction, before its weight */
     double rewards[REWARD_COUNT]; /* sums over preference pairs */
     double policy[POLICY_SUMS];   /* sums over tokens of reinforcement learning */
 } StepOutcome;
@@ -239,7 +242,7 @@ typedef struct StepOutcome {
  * in the norm. */
 static bool sum_outcome(Loop *loop, StepOutcome *outcome, Error *error) {
     const Session *session = &loop->session;
-    enum { LOSS, AUXILIARY, SQUARES, SQUARES_LOW, REWARDS, POLICY = REWARDS + REWARD_COUNT, VALUES = POLICY + POLICY_SUMS };
+    enum { LOSS, AUXILIARY, PREDICTION, SQUARES, SQUARES_LOW, REWARDS, POLICY = REWARDS + REWARD_COUNT, VALUES = POLICY + POLICY_SUMS };
     int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
     SCOPED_FREE double *values = memory_allocate((size_t)size * VALUES * sizeof *values);
     double *mine = values + rank * VALUES, sum[VALUES] = {0};
@@ -248,6 +251,8 @@ static bool sum_outcome(Loop *loop, StepOutcome *outcome, Error *error) {
     if (!amax_history_is_finite(session->history)) own.high = NAN;
     mine[LOSS] = executor_get_metric(session->training.executor, session->training.model.loss, 0);
     mine[AUXILIARY] = executor_get_metric(session->training.executor, session->training.model.loss, 1);
+    if (session->training.model.prediction.loss)
+        mine[PREDICTION] = executor_get_metric(session->training.executor, session->training.model.prediction.loss, 0);
     mine[SQUARES] = own.high, mine[SQUARES_LOW] = own.low;
     pairs_add_rewards(&session->training, mine + REWARDS);
     for (int i = 0; i < POLICY_SUMS && loop->maker; i++)
@@ -255,14 +260,17 @@ static bool sum_outcome(Loop *loop, StepOutcome *outcome, Error *error) {
     bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
     for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
     for (double *of = values; of < values + size * VALUES; of += VALUES) precise_join(&squares, (PreciseSum){of[SQUARES], of[SQUARES_LOW]});
-    *outcome = (StepOutcome){sum[LOSS], sum[AUXILIARY], sqrt(precise_value(squares)), {0}, {0}};
+    *outcome = (StepOutcome){.loss = sum[LOSS],
+        .auxiliary = sum[AUXILIARY],
+        .norm = sqrt(precise_value(squares)),
+        .prediction = sum[PREDICTION] / loop->config->model.mtp_weight};
     memcpy(outcome->rewards, sum + REWARDS, sizeof outcome->rewards);
     memcpy(outcome->policy, sum + POLICY, sizeof outcome->policy);
     return done;
 }
 
 static bool is_finite(const StepOutcome *outcome) {
-    return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm);
+    return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm) && isfinite(outcome->prediction);
 }
 
 /* The context of the program's run over a share. */
@@ -413,6 +421,7 @@ static void report_load(Loop *loop, int64_t step) {
         if (p->kind != PARAMETER_BALANCE_BIAS) continue;
         do layer = load_layer(&loop->session, ++index);
         while (!model_layer_has_experts(model, layer));
+        if (layer >= model->layers) continue; /* of multi-token prediction */
         const void *gradient = executor_device_tensor(loop->session.training.executor, graph_get(graph, p->tensor)->gradient);
         device_download(loop->session.device, excess, gradient, model->experts * sizeof *excess);
         double *of_layer = load + layer * model->experts;
@@ -475,6 +484,7 @@ static void report_step(Loop *loop, const StepShare *share, const StepOutcome *o
         .steps = config->steps,
         .loss = outcome->loss,
         .auxiliary = outcome->auxiliary,
+        .prediction = config->model.mtp ? outcome->prediction : NAN,
         .gradient_norm = outcome->norm,
         .lr = lr,
         .seconds = seconds,

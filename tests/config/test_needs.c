@@ -36,6 +36,7 @@ static const char *const runs[] = {"", "model.family=flux", "model.family=flux m
     "model.family=deepseek model.kv_heads=4 model.experts=4", "model.family=gemma", "model.family=gemma model.logit_cap=30",
     "model.family=smollm3", "model.family=qwen3_5", "model.family=qwen3_next model.experts=4 model.shared_experts=1",
     "model.family=granite", "model.family=glm model.experts=4 model.shared_experts=1 model.router_scores=sigmoid",
+    "model.family=glm model.experts=4 model.shared_experts=1 model.router_scores=sigmoid model.mtp=1",
     "model.family=deepseek model.kv_heads=4 model.experts=4 model.expert_groups=2 model.rope_factor=2", "init=model",
     "fp8.recipe=tensor fp8.scaling=delayed", "lora.rank=4", "lora.rank=4 model.experts=4", "preference.loss=dpo", "batch.ramp_tokens=16",
     "batch.ramp_steps=16", "optimizer.name=muon", "optimizer.name=lion", "optimizer.weight_decay=0", "schedule.kind=wsd",
@@ -47,7 +48,7 @@ enum { RUNS = sizeof runs / sizeof *runs };
 
 /* Values, of which every option takes one that is not its default. */
 static const char *const values[] = {"true", "delayed", "false", "x", "2", "3", "0.5", "100", "1e6", "0", "fp8", "shared", "best_fit",
-    "model", "linear", "dpo", "wsd", "interleaved", "ring", "bf16", "silu", "sigmoid", "grpo", "reward", "skip", "1Gi", "optimizer"};
+    "model", "linear", "dpo", "wsd", "interleaved", "ring", "bf16", "silu", "sigmoid", "grpo", "reward", "skip", "1Gi", "optimizer", "1"};
 enum { VALUES = sizeof values / sizeof *values };
 
 static const RunFacts none, all = {true, true, true, true, true, true, true, true, true, true, true, true, true, true, true};

@@ -96,9 +96,12 @@ static FixtureSettings dynamic = {"model.family=llama", "model.heads=4", "model.
 static FixtureSettings longrope = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
     "model.layers=1", "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=32",
     "model.rope_short_factors=1,1.25,1.5,1.0299999713897705", "model.rope_long_factors=1,3,12,40", "model.rope_attention_factor=1.1"};
+static FixtureSettings deepseek_v3_mtp = {"model.family=deepseek", "model.heads=4", "model.kv_heads=4", "model.head_dim=12",
+    "model.rope_dim=6", "model.value_dim=8", "model.kv_lora_rank=10", "model.width=32", "model.ffn=12", "model.layers=2", "model.experts=4",
+    "model.experts_per_token=2", "model.shared_experts=1", "model.router_scores=sigmoid", "model.tied=false", "model.mtp=1"};
 static const char *const *const models[] = {zaya, yarn, linear, dynamic, longrope, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, mpt,
     olmoe, olmo3, gpt_oss, deepseek_v2, deepseek_v3, gemma2, gemma3, smollm3, phi3, granite, granitemoe, glm4_moe, minimax_m2, ministral3,
-    qwen3_5, qwen3_5_moe, qwen3_next, gpt2};
+    qwen3_5, qwen3_5_moe, qwen3_next, gpt2, deepseek_v3_mtp};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
@@ -826,6 +829,53 @@ static void layers_for_multi_token_prediction_are_skipped(void **state) {
     }
 }
 
+/* The layer has copies of the embedding and the head, as DeepSeek publishes it. */
+static void a_layer_for_multi_token_prediction_shares_embedding_and_head(void **state) {
+    (void)state;
+    static const char *const copies[][2] = {
+        {"model.layers.2.embed_tokens.weight", "model.embed_tokens.weight"}, {"model.layers.2.shared_head.head.weight", "lm_head.weight"}};
+    for (int i = 0; i < 2; i++) {
+        Fixture f;
+        Edit edit;
+        start(&f, deepseek_v3_mtp);
+        edit_open(&f, &edit);
+        StoredTensor *copy = edit_find(&edit, copies[i][0]), *of = edit_find(&edit, copies[i][1]);
+        int64_t count = of->shape[0] * of->shape[1];
+        assert_memory_equal(copy->data, of->data, (size_t)count * sizeof(float));
+        SCOPED_FREE float *changed = memory_allocate((size_t)count * sizeof *changed);
+        memcpy(changed, of->data, (size_t)count * sizeof *changed);
+        changed[count - 1] += 1;
+        copy->data = changed;
+        edit_write(&f, &edit);
+        assert_load_refused(&f, copies[i][0], "differs from the model's model.mtp=0");
+        fixture_stop(&f);
+    }
+}
+
+/* As a training with model.mtp=0 reads it. */
+static void a_layer_for_multi_token_prediction_can_be_left_out(void **state) {
+    (void)state;
+    Fixture f;
+    HfModel model;
+    Error error = {0};
+    start(&f, deepseek_v3_mtp);
+    assert_true(hf_read(f.out, &model, &error));
+    assert_int_equal(model.config.mtp, 1);
+    model.config.mtp = 0;
+    Model smaller = model_describe(&model.config, NULL, PRECISION_FP32);
+    assert_true(smaller.graph->parameter_count < f.model.graph->parameter_count);
+    SCOPED_FREE float *master = memory_allocate((size_t)smaller.graph->parameter_bytes);
+    if (!hf_load_weights(f.out, &model.config, smaller.graph, master, &error)) fail_msg("%s", error.message);
+    for (int i = 0; i < smaller.graph->parameter_count; i++) {
+        const Parameter *p = &smaller.graph->parameters[i], *q = &f.model.graph->parameters[i];
+        assert_string_equal(p->name, q->name);
+        assert_memory_equal(parameter_in(p, (char *)master), parameter_in(q, f.export.master), (size_t)p->count * sizeof(float));
+    }
+    model_free(&smaller);
+    hf_release(&model);
+    fixture_stop(&f);
+}
+
 static void another_shape_is_reported_with_the_one_that_is_asked_for(void **state) {
     (void)state;
     Fixture f;
@@ -1257,6 +1307,8 @@ int main(void) {
         cmocka_unit_test(a_missing_tensor_is_named_with_its_file),
         cmocka_unit_test(a_superfluous_tensor_is_named_with_its_file),
         cmocka_unit_test(layers_for_multi_token_prediction_are_skipped),
+        cmocka_unit_test(a_layer_for_multi_token_prediction_shares_embedding_and_head),
+        cmocka_unit_test(a_layer_for_multi_token_prediction_can_be_left_out),
         cmocka_unit_test(another_shape_is_reported_with_the_one_that_is_asked_for),
         cmocka_unit_test(tensors_of_integers_are_refused),
         cmocka_unit_test(a_file_that_ends_early_is_refused),

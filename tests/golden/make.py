@@ -3,7 +3,7 @@
     python tests/golden/make.py [FAMILY ...]
 
 FOLDER/config.json and model.safetensors are what save_pretrained writes. expected.safetensors holds tokens [sequences, length + 1], of which all but the
-last are read and all but the first are targets; logits; the loss; gradient/NAME; and the losses before each of ten steps on the same tokens, with AdamW
+last are read and all but the first are targets; logits; the loss; with multi-token prediction its loss, of weight PREDICTION_WEIGHT; gradient/NAME; and the losses before each of ten steps on the same tokens, with AdamW
 and with Muon (hidden matrices; AdamW for the rest). Decay is for matrices; routers' balancing biases stay as they are. Muon
 orthogonalises in float32 here, which its module calls bfloat16.
 """
@@ -83,6 +83,9 @@ FAMILIES = {
                     rope_parameters=dict(rope_type="yarn", rope_theta=1.5e5, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=16)),
     "mixtral": dict(model_type="mixtral", intermediate_size=20, num_local_experts=3, num_experts_per_tok=2),
 }
+for family in ("deepseek_v3", "glm4_moe"):
+    FAMILIES[family + "-mtp"] = FAMILIES[family] | dict(num_nextn_predict_layers=1)
+PREDICTION_WEIGHT = 0.3
 QUANTIZED = {"qwen3_moe-fp8": dict(model_type="qwen3_moe", hidden_size=256, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
                                    moe_intermediate_size=16, num_experts=2, num_experts_per_tok=1)}
 
@@ -102,13 +105,47 @@ def build(settings):
     common = {k: v for k, v in COMMON.items() if not (settings["model_type"] in OWN_NAMES and k.startswith(("hidden", "num_", "max_")))}
     settings = common | settings
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32, attn_implementation="eager")
+    if predicts(model):
+        add_prediction(model)
     randomise(model)
     return model
+
+
+def predicts(model):
+    return getattr(model.config, "num_nextn_predict_layers", 0) == 1 and model.config.model_type in ("deepseek_v3", "glm4_moe")
+
+
+def add_prediction(model):
+    """Adds the module for multi-token prediction of arXiv 2412.19437, section 2.2, under DeepSeek's names. transformers does not run layers after
+    num_hidden_layers."""
+    config, norm = model.config, type(model.model.norm)
+    layer = type(model.model.layers[-1])(config, config.num_hidden_layers)
+    layer.eh_proj = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+    layer.enorm, layer.hnorm = norm(config.hidden_size, config.rms_norm_eps), norm(config.hidden_size, config.rms_norm_eps)
+    layer.shared_head = torch.nn.Module()
+    layer.shared_head.norm = norm(config.hidden_size, config.rms_norm_eps)
+    layer.apply(model._init_weights)
+    model.model.layers.append(layer)
+
+
+def prediction_loss(model, tokens):
+    """L_MTP of depth 1: token i + 2 from the main model's representation of token i and the embedding of token i + 1, over as many tokens as the main loss."""
+    layer, hidden = model.model.layers[-1], model.model(tokens[:, :-1], use_cache=False).last_hidden_state[:, :-1]
+    x = layer.eh_proj(torch.cat([layer.enorm(model.model.embed_tokens(tokens[:, 1:-1])), layer.hnorm(hidden)], dim=-1))
+    places = torch.arange(x.shape[1])[None]
+    mask = torch.full((x.shape[1], x.shape[1]), float("-inf"), dtype=x.dtype).triu(1)[None, None]
+    x = layer(x, attention_mask=mask, position_ids=places, position_embeddings=model.model.rotary_emb(x, places))
+    logits = model.lm_head(layer.shared_head.norm(x))
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 2:].flatten(), reduction="sum") / tokens[:, 1:].numel()
 
 
 def loss_of(model, tokens):
     logits = model(tokens[:, :-1], use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()), logits
+
+
+def total_of(model, tokens, loss):
+    return loss + PREDICTION_WEIGHT * prediction_loss(model, tokens) if predicts(model) else loss
 
 
 def is_table(name):
@@ -162,7 +199,7 @@ def train(settings, tokens, muon):
     for _ in range(STEPS):
         model.zero_grad()
         loss, _ = loss_of(model, tokens)
-        loss.backward()
+        total_of(model, tokens, loss).backward()
         losses.append(loss.detach())
         step()
     return torch.stack(losses)
@@ -175,9 +212,11 @@ def write(name, settings):
     model = build(settings)
     tokens = torch.randint(0, COMMON["vocab_size"], (SEQUENCES, LENGTH + 1))
     loss, logits = loss_of(model, tokens)
-    loss.backward()
+    total_of(model, tokens, loss).backward()
     expected = {"tokens": tokens.int(), "logits": logits.detach().flatten(0, 1), "loss": loss.detach().reshape(1),
                 "adamw_losses": train(settings, tokens, False), "muon_losses": train(settings, tokens, True)}
+    if predicts(model):
+        expected["prediction_loss"] = prediction_loss(model, tokens).detach().reshape(1)
     expected |= {"gradient/" + key: p.grad for key, p in model.named_parameters()}
     model.save_pretrained(folder)
     os.remove(os.path.join(folder, "generation_config.json"))

@@ -64,6 +64,14 @@ static void deepseek_v3_learns_the_same(void **state) {
         1e-5, 2, 4);
 }
 
+/* The second loss, its layer, and the embedding and the head that both losses train. */
+static void multi_token_prediction_learns_the_same(void **state) {
+    (void)state;
+    CHECK("model.family=deepseek model.kv_heads=4 model.experts_per_token=2 model.shared_experts=1 model.router_scores=sigmoid "
+          "model.renormalise=true model.kv_lora_rank=12 model.mtp=1",
+        1e-5, 2, 4);
+}
+
 static void glm4_moe_learns_the_same(void **state) {
     (void)state;
     CHECK("model.family=glm model.kv_heads=2 model.experts_per_token=2 model.shared_experts=1 model.router_scores=sigmoid "
@@ -97,6 +105,7 @@ int main(void) {
         TRAIN_TEST(gpt_oss_learns_the_same),
         TRAIN_TEST(deepseek_v2_learns_the_same),
         TRAIN_TEST(deepseek_v3_learns_the_same),
+        TRAIN_TEST(multi_token_prediction_learns_the_same),
         TRAIN_TEST(glm4_moe_learns_the_same),
         TRAIN_TEST(qwen3_5_learns_the_same),
         TRAIN_TEST(qwen3_next_learns_the_same),

@@ -125,6 +125,14 @@ static const Variety families[] = {
                         "model.layers=2", "model.experts=8", "model.experts_per_token=3", "model.shared_experts=1",
                         "model.router_scores=sigmoid", "model.expert_groups=4", "model.groups_chosen=2", "model.renormalise=true",
                         "model.gate_scale=2.5", "model.rope_interleave=false", "model.vocabulary=40"}},
+    {"deepseek_v3, mtp", {"model.family=deepseek", "model.heads=2", "model.kv_heads=2", "model.head_dim=12", "model.rope_dim=6",
+                             "model.value_dim=8", "model.kv_lora_rank=10", "model.width=24", "model.ffn=16", "model.layers=2",
+                             "model.experts=4", "model.experts_per_token=4", "model.shared_experts=1", "model.router_scores=sigmoid",
+                             "model.renormalise=true", "model.tied=true", "model.mtp=1", "model.mtp_weight=0.7", "model.vocabulary=40"}},
+    {"glm4_moe, mtp", {"model.family=glm", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.head_dim=10", "model.ffn=10",
+                          "model.layers=2", "model.dense_ffn=18", "model.experts=4", "model.experts_first=1", "model.experts_per_token=4",
+                          "model.shared_experts=1", "model.router_scores=sigmoid", "model.renormalise=true", "model.rope_fraction=0.6",
+                          "model.tied=false", "model.mtp=1", "model.vocabulary=40"}},
     {"gpt2", {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=21", "model.ffn=20", "model.layers=2",
                  "model.vocabulary=40"}},
 };
@@ -182,7 +190,17 @@ static void release(Fixture *f) {
     options_free_strings(&f->strings);
 }
 
+/* After the tokens, targets and positions. */
+static void put_prediction(const Fixture *f) {
+    const Model *model = &f->program.model;
+    const Executor *executor = f->program.executor;
+    TextRows rows = {
+        executor_tensor(executor, model->tokens), executor_tensor(executor, model->targets), executor_tensor(executor, model->positions)};
+    program_put_prediction(&f->program, &rows, f->config.model.mtp_weight);
+}
+
 static void run(Fixture *f) {
+    put_prediction(f);
     memset(executor_arena(f->program.executor, ARENA_ACTIVATION), 0xff, f->program.plan.bytes[ARENA_ACTIVATION]);
     executor_zero(f->program.executor);
     executor_run(f->program.executor);
@@ -191,7 +209,8 @@ static void run(Fixture *f) {
 static double total_loss(Fixture *f) {
     run(f);
     const double *loss = executor_tensor(f->program.executor, f->program.model.loss);
-    return loss[0] + loss[1];
+    TensorId further = f->program.model.prediction.loss;
+    return loss[0] + loss[1] + (further ? *(const double *)executor_tensor(f->program.executor, further) : 0);
 }
 
 static void gradients_of_the_loss_match_central_differences(void **state) {
@@ -315,12 +334,14 @@ static void a_packed_document_has_the_loss_that_it_has_alone(void **state) {
     (void)state;
     for (int i = 0; i < FAMILIES; i++) {
         Fixture f = fixture(&families[i], PRECISION_FP32, RECOMPUTE_NONE);
-        const float *loss = executor_tensor(f.program.executor, f.program.model.loss);
+        TensorId further = f.program.model.prediction.loss;
+        const float none = 0, *loss = executor_tensor(f.program.executor, f.program.model.loss),
+                    *prediction = further ? executor_tensor(f.program.executor, further) : &none;
         for (int d = 0; d < DOCUMENTS; d++) {
             fill_padding(&f);
             put_document(&f, d, 0, true);
             run(&f);
-            double alone = loss[0];
+            double alone = loss[0], alone_further = *prediction;
             fill_padding(&f);
             for (int other = 0; other < DOCUMENTS; other++) put_document(&f, other, documents[other].start, other == d);
             run(&f);
@@ -328,6 +349,9 @@ static void a_packed_document_has_the_loss_that_it_has_alone(void **state) {
             /* At most ten terms near 4, each from sums of 24 products: fp32 gives them to some 1e-6. */
             if (fabs(loss[0] - alone) > 1e-5 * alone)
                 fail_msg("%s: document %d has loss %.9g in a batch and %.9g alone", families[i].name, d, loss[0], alone);
+            assert_true(!further || (documents[d].count > 2) == (alone_further > 0.01));
+            if (fabs(*prediction - alone_further) > 1e-5 * alone_further)
+                fail_msg("%s: document %d has mtp loss %.9g in a batch and %.9g alone", families[i].name, d, *prediction, alone_further);
         }
         release(&f);
     }

@@ -35,7 +35,7 @@ static const Variety varieties[] = {
     {"deepseek_v3",
         "model.family=deepseek model.kv_heads=2 model.experts_per_token=2 model.shared_experts=1 model.router_scores=sigmoid "
         "model.renormalise=true model.q_lora_rank=16 model.kv_lora_rank=24 model.head_dim=24 model.rope_dim=8 model.value_dim=16 "
-        "model.rope_interleave=false recompute=block",
+        "model.rope_interleave=false model.mtp=1 recompute=block",
         true},
     {"mpt", "model.family=mpt model.experts=0 model.kv_heads=2"},
     {"gpt2", "model.family=gpt2 model.experts=0 model.kv_heads=2"},
