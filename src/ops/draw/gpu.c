@@ -1,13 +1,15 @@
-/* draw on a GPU (rule.c has the method): one block per row. Each wave sums a section of the row, and
- * the block adds the sums of its waves in order. To find the token, the block divides the section
- * that has it among its waves again, until the section is one token. Each of the likeliest tokens
- * is found by two passes over the row. No scratch. With device_set_exact tokens are drawn from logits in
+/* draw on a GPU (rule.c has the method). In a first kernel each section of a row has a wave, which finds
+ * its largest logit and sums its weights: a pass over a vocabulary takes a single processor 13
+ * microseconds. Then one block per row joins the sections in order. To find the token, it divides
+ * the section that has it among its waves, and so on, until the section is one token. Thresholds, and
+ * each of the likeliest tokens, take the block further passes over the row. Scratch: the results of
+ * the sections. With device_set_exact tokens are drawn from logits in
  * bf16, which the loss in training reads, and a kernel of the loss computes the log-probabilities.
  *
- * penalize: 4 columns or 1 per thread. */
+ * draw and penalize: 4 columns or 1 per load. */
 #include "backend/gpu/vector.h"
 
-enum { THREADS = 1024 };
+enum { THREADS = 1024, PART_THREADS = 128 };
 
 /* A row of the operation's input `choice`, and of its output. */
 typedef struct DrawWish { float temperature, top_k, top_p, min_p, uniform, given, penalized, top; } DrawWish;
@@ -20,7 +22,19 @@ typedef struct DrawArguments {
     float GLOBAL *y;
     int64_t columns, values, most_top; /* values: columns of y */
     int32_t rounded;                   /* a boolean: read the logits in bf16 */
+    struct DrawPart GLOBAL *parts;     /* of each row, THREADS / WAVE */
 } DrawArguments;
+
+/* The largest logit of a section, the first token that has it (-1: none), and the sum of
+ * e^((x - largest) scale). */
+typedef struct DrawMost {
+    float logit;
+    int32_t token;
+    float sum;
+} DrawMost;
+
+/* Of all tokens at scale 1, and of those to draw from, below the limit, at the row's temperature. */
+typedef struct DrawPart { DrawMost all, drawn; } DrawPart;
 
 /* A row of penalize's input `choice`. */
 typedef struct PenaltyWish { float used, counted, repetition, presence, frequency; } PenaltyWish;
@@ -37,14 +51,18 @@ typedef struct PenalizeArguments {
 
 enum { WAVES = THREADS / WAVE };
 #define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
+#define NO_TOKEN 0x1p24f /* more than any: MOST_COLUMNS */
 
-/* A row of logits. */
+/* A row of logits. Passes over the whole row load `unit` logits at once, a constant. */
 typedef struct DrawLogits {
     const float GLOBAL *x;
     int32_t rounded;
+    int unit;
 } DrawLogits;
 
-INLINE float logit_at(DrawLogits row, int32_t j) { return row.rounded ? to_float(to_bf16(row.x[j])) : row.x[j]; }
+INLINE float round_logit(DrawLogits row, float x) { return row.rounded ? to_float(to_bf16(x)) : x; }
+INLINE float logit_at(DrawLogits row, int32_t j) { return round_logit(row, row.x[j]); }
 
 /* The tokens of a row and their weights: e^((x - most) scale), but 0 if x < least or if the weight
  * is less than least_weight. NaN stays NaN. */
@@ -64,15 +82,24 @@ typedef struct DrawShared { float sum[WAVES], above[WAVES], below[WAVES]; } Draw
 /* Tokens first .. end - 1. */
 typedef struct DrawSection { int32_t first, end; } DrawSection;
 
-/* Returns part `index` of WAVES parts; it may be empty, with first > end. */
-INLINE DrawSection section_part(DrawSection whole, int index) {
-    int32_t count = (whole.end - whole.first + WAVES - 1) / WAVES, first = whole.first + index * count, end = first + count;
+/* Returns part `index` of WAVES parts; it may be empty, with first > end. Parts begin at multiples of
+ * `unit` after the whole's beginning. */
+INLINE DrawSection section_part(DrawSection whole, int index, int unit) {
+    int32_t count = (whole.end - whole.first + WAVES * unit - 1) / (WAVES * unit) * unit, first = whole.first + index * count,
+            end = first + count;
     return (DrawSection){first, end < whole.end ? end : whole.end};
 }
 
-/* A loop over the lane's logits x[j] of a section, with several loads in flight. */
-#define FOR_EACH_LOGIT(j, section) \
-    _Pragma("clang loop unroll_count(4)") for (int32_t j = (section).first + lane_id(); j < (section).end; j += WAVE)
+/* A loop over the lane's units of the wave's section of a row, in order, with several loads in
+ * flight; the lane's logits of a unit are load_logits(row, at), of tokens at + i < section.end. */
+#define FOR_EACH_UNIT(at, row, section) \
+    _Pragma("clang loop unroll_count(4)") for (int32_t at = (section).first + lane_id() * (row).unit; at < (section).end; at += WAVE * (row).unit)
+
+INLINE f32x4 load_logits(DrawLogits row, int32_t at) {
+    f32x4 x = load4_wide(row.x + at, row.unit);
+    UNROLL for (int i = 0; i < row.unit; i++) x[i] = round_logit(row, x[i]);
+    return x;
+}
 
 INLINE float weight_of(const GpuDrawTokens *t, float x) {
     float weight = fast_exp((x - t->most) * t->scale);
@@ -88,49 +115,78 @@ typedef struct DrawAfter {
 
 INLINE bool is_after(DrawAfter place, float x, int32_t token) { return x < place.logit || (x == place.logit && token > place.token); }
 
-/* Returns the largest logit after a place. */
-INLINE float find_most(DrawLogits row, int32_t count, DrawAfter after, LOCAL DrawShared *shared) {
-    DrawSection own = section_part((DrawSection){0, count}, wave_id());
-    float most = -INFINITY;
-    FOR_EACH_LOGIT(j, own) {
-        float x = logit_at(row, j);
-        most = __builtin_fmaxf(most, is_after(after, x, j) ? x : -INFINITY);
+/* Returns the first token of the largest logit of the wave's section, after a place; token -1 if there
+ * is none. */
+INLINE DrawAfter wave_most(DrawLogits row, DrawSection own, DrawAfter after) {
+    float most = -INFINITY, first = NO_TOKEN;
+    FOR_EACH_UNIT(at, row, own) {
+        f32x4 x = load_logits(row, at);
+        UNROLL for (int i = 0; i < row.unit; i++) {
+            bool larger = at + i < own.end && is_after(after, x[i], at + i) && (x[i] > most || first == NO_TOKEN);
+            most = larger ? x[i] : most;
+            first = larger ? (float)(at + i) : first;
+        }
     }
-    most = wave_max(most);
+    float of_wave = wave_max(most);
+    first = -wave_max(most == of_wave ? -first : -NO_TOKEN);
+    return (DrawAfter){of_wave, first == NO_TOKEN ? -1 : (int32_t)first};
+}
+
+/* Returns the larger of two results of sections in order, the first of equals. */
+INLINE DrawAfter larger_most(DrawAfter a, DrawAfter b) { return b.token >= 0 && (a.token < 0 || b.logit > a.logit) ? b : a; }
+
+/* wave_most of the whole row, by the block. */
+INLINE DrawAfter find_most(DrawLogits row, int32_t count, DrawAfter after, LOCAL DrawShared *shared) {
+    DrawAfter found = {-INFINITY, -1}, own = wave_most(row, section_part((DrawSection){0, count}, wave_id(), row.unit), after);
     barrier();
-    if (lane_id() == 0) shared->above[wave_id()] = most;
+    if (lane_id() == 0) shared->above[wave_id()] = own.logit, shared->below[wave_id()] = (float)own.token;
     barrier();
-    for (int i = 0; i < WAVES; i++) most = __builtin_fmaxf(most, shared->above[i]);
-    return most;
+    for (int i = 0; i < WAVES; i++) found = larger_most(found, (DrawAfter){shared->above[i], (int32_t)shared->below[i]});
+    return found;
+}
+
+/* Returns the sum of weights of the wave's section. */
+INLINE float wave_weights(const GpuDrawTokens *t, DrawSection own) {
+    float sum = 0;
+    FOR_EACH_UNIT(at, t->x, own) {
+        f32x4 x = load_logits(t->x, at);
+        UNROLL for (int i = 0; i < t->x.unit; i++) sum += at + i < own.end ? weight_of(t, x[i]) : 0;
+    }
+    return wave_sum(sum);
 }
 
 /* Sets shared->sum[i] to the sum of weights of part i. */
 INLINE void sum_parts(const GpuDrawTokens *t, DrawSection whole, LOCAL DrawShared *shared) {
-    DrawSection own = section_part(whole, wave_id());
-    float sum = 0;
-    FOR_EACH_LOGIT(j, own) sum += weight_of(t, logit_at(t->x, j));
-    sum = wave_sum(sum);
+    float sum = wave_weights(t, section_part(whole, wave_id(), t->x.unit));
     barrier();
     if (lane_id() == 0) shared->sum[wave_id()] = sum;
     barrier();
 }
 
-INLINE float sum_weights(const GpuDrawTokens *t, LOCAL DrawShared *shared) {
+/* Returns the sum of shared->sum. */
+INLINE float add_parts(LOCAL const DrawShared *shared) {
     float sum = 0;
-    sum_parts(t, (DrawSection){0, t->count}, shared);
     for (int i = 0; i < WAVES; i++) sum += shared->sum[i];
     return sum;
 }
 
+INLINE float sum_weights(const GpuDrawTokens *t, DrawSection whole, LOCAL DrawShared *shared) {
+    sum_parts(t, whole, shared);
+    return add_parts(shared);
+}
+
 /* The measure of a logit is its weight, or 1 if `counts`. */
 INLINE GpuDrawSplit split_tokens(const GpuDrawTokens *t, float at, bool counts, LOCAL DrawShared *shared) {
-    DrawSection own = section_part((DrawSection){0, t->count}, wave_id());
+    DrawSection own = section_part((DrawSection){0, t->count}, wave_id(), t->x.unit);
     float sum = 0, above = INFINITY, below = -INFINITY;
-    FOR_EACH_LOGIT(j, own) {
-        float x = logit_at(t->x, j), measure = counts ? 1 : weight_of(t, x);
-        sum += x >= at ? measure : 0;
-        above = __builtin_fminf(above, x >= at ? x : INFINITY);
-        below = __builtin_fmaxf(below, x < at ? x : -INFINITY);
+    FOR_EACH_UNIT(j, t->x, own) {
+        f32x4 unit = load_logits(t->x, j);
+        UNROLL for (int i = 0; i < t->x.unit; i++) {
+            float x = j + i < own.end ? unit[i] : NAN, measure = counts ? 1 : weight_of(t, x);
+            sum += x >= at ? measure : 0;
+            above = __builtin_fminf(above, x >= at ? x : INFINITY);
+            below = __builtin_fmaxf(below, x < at ? x : -INFINITY);
+        }
     }
     sum = wave_sum(sum);
     above = -wave_max(-above);
@@ -171,13 +227,16 @@ INLINE float find_least(const GpuDrawTokens *t, bool counts, float target, LOCAL
     return value_of(low);
 }
 
-/* Returns the first token at which the running sum of weights exceeds uniform times their sum. If
+/* Returns the first token at which the running sum of weights exceeds uniform times their sum;
+ * shared->sum has the sums of the row's parts. If
  * rounding hides it, that is the last token with a weight; without weights it is token 0. */
 INLINE int32_t draw_token(const GpuDrawTokens *t, float uniform, LOCAL DrawShared *shared) {
     DrawSection section = {0, t->count};
-    float target = uniform * sum_weights(t, shared), before = 0;
-    while (section.end - section.first > 1) {
-        sum_parts(t, section, shared);
+    GpuDrawTokens single = *t;
+    float target = uniform * add_parts(shared), before = 0;
+    single.x.unit = 1;
+    for (bool whole = true; section.end - section.first > 1; whole = false) {
+        if (!whole) sum_parts(&single, section, shared);
         int part = 0;
         float sum = before;
         for (int i = 0; i < WAVES && sum <= target; i++) {
@@ -186,37 +245,35 @@ INLINE int32_t draw_token(const GpuDrawTokens *t, float uniform, LOCAL DrawShare
             before = sum;
             sum += shared->sum[i];
         }
-        section = section_part(section, part);
+        section = section_part(section, part, whole ? t->x.unit : 1);
     }
     return section.first;
 }
 
-/* Returns the first token after a place with the logit; -1 if there is none. */
-INLINE int32_t find_token(DrawLogits row, int32_t count, DrawAfter after, float logit, LOCAL DrawShared *shared) {
-    DrawSection own = section_part((DrawSection){0, count}, wave_id());
-    float first = (float)count; /* integers of this size are exact */
-    FOR_EACH_LOGIT(j, own) {
-        float x = logit_at(row, j);
-        first = __builtin_fminf(first, x == logit && is_after(after, x, j) ? (float)j : first);
-    }
-    first = -wave_max(-first);
-    barrier();
-    if (lane_id() == 0) shared->above[wave_id()] = first;
-    barrier();
-    for (int i = 0; i < WAVES; i++) first = __builtin_fminf(first, shared->above[i]);
-    return first < (float)count ? (int32_t)first : -1;
-}
+INLINE float draw_scale(const DrawWish *wish) { return __builtin_fminf(1 / wish->temperature, __FLT_MAX__); /* 0 times infinity is NaN */ }
 
-INLINE int32_t draw_row(DrawLogits row, int32_t count, float most, const DrawWish *wish, LOCAL DrawShared *shared) {
+/* Returns the share of the part's sum among all parts, whose largest logit is `most`. */
+INLINE float sum_of_part(DrawMost part, float most, float scale) { return part.sum * fast_exp((part.logit - most) * scale); }
+
+/* Returns the token of a row. `most`: its largest logit and the first token that has it. */
+INLINE int32_t draw_row(
+    DrawLogits row, int32_t count, DrawAfter most, const DrawWish *wish, const DrawPart GLOBAL *parts, LOCAL DrawShared *shared) {
     if (wish->given > 0) return (int32_t)wish->given - 1;
-    bool likeliest = wish->temperature == 0;
-    GpuDrawTokens tokens = {.x = row, .count = count, .most = most, .scale = 1, .least = -INFINITY};
-    if (likeliest) tokens.least = most;
-    else tokens.scale = __builtin_fminf(1 / wish->temperature, __FLT_MAX__); /* 0 times infinity is NaN */
-    if (!likeliest && wish->top_k > 0 && wish->top_k < (float)count) tokens.least = find_least(&tokens, true, wish->top_k, shared);
-    if (!likeliest && wish->top_p < 1) tokens.least = find_least(&tokens, false, wish->top_p * sum_weights(&tokens, shared), shared);
-    if (!likeliest) tokens.least_weight = wish->min_p;
-    return draw_token(&tokens, likeliest ? 0 : wish->uniform, shared);
+    if (wish->temperature == 0) return most.token < 0 ? 0 : most.token;
+    const DrawSection whole = {0, count};
+    GpuDrawTokens tokens = {.x = row, .count = count, .most = most.logit, .scale = draw_scale(wish), .least = -INFINITY};
+    bool cut_k = wish->top_k > 0 && wish->top_k < (float)count, cut_p = wish->top_p < 1;
+    if (cut_k) tokens.least = find_least(&tokens, true, wish->top_k, shared);
+    if (cut_p) tokens.least = find_least(&tokens, false, wish->top_p * sum_weights(&tokens, whole, shared), shared);
+    tokens.least_weight = wish->min_p;
+    if (cut_k || cut_p || wish->min_p > 0) {
+        sum_parts(&tokens, whole, shared);
+    } else {
+        barrier();
+        if (thread_id() < WAVES) shared->sum[thread_id()] = sum_of_part(parts[thread_id()].drawn, most.logit, tokens.scale);
+        barrier();
+    }
+    return draw_token(&tokens, wish->uniform, shared);
 }
 
 /* Lists the `top` likeliest tokens of a row. `log_sum` is relative to the largest of all logits, `most`. */
@@ -225,39 +282,89 @@ INLINE void list_top(const DrawArguments *a, const GpuDrawTokens *t, int32_t top
     DrawAfter place = AFTER_NONE;
     int32_t i = 0;
     for (bool found = true; i < top && found; i += found) {
-        float logit = find_most(t->x, t->count, place, shared);
-        int32_t token = find_token(t->x, t->count, place, logit, shared);
-        found = token >= 0;
-        place = (DrawAfter){logit, token};
+        place = find_most(t->x, t->count, place, shared);
+        found = place.token >= 0;
         if (!found || thread_id() > 0) continue;
-        pairs[2 * i] = (float)token;
-        pairs[2 * i + 1] = logit - t->most - log_sum;
+        pairs[2 * i] = (float)place.token;
+        pairs[2 * i + 1] = place.logit - t->most - log_sum;
     }
     for (; i < a->most_top && thread_id() == 0; i++) pairs[2 * i] = -1, pairs[2 * i + 1] = 0;
 }
 
-KERNEL(draw, DrawArguments) {
-    WAVE_BOUNDS(THREADS, 4);
-    BLOCK_BOUNDS(THREADS, 1);
-    static SHARED DrawShared shared;
-    DrawWish wish = a.choice[block_x()];
-    DrawLogits row = {a.logits + block_x() * a.columns, a.rounded}, from = row;
-    if (wish.penalized > 0) from = (DrawLogits){a.penalized + block_x() * a.columns, false};
-    int32_t limit = *a.limit < a.columns ? *a.limit : (int32_t)a.columns;
-    GpuDrawTokens all = {.x = row, .count = (int32_t)a.columns, .scale = 1, .least = -INFINITY};
-    all.most = find_most(row, all.count, AFTER_NONE, &shared);
-    float log_sum = fast_log2(sum_weights(&all, &shared)) * LN_2;
-    limit = limit > 1 ? limit : 1;
-    float most = limit < all.count ? find_most(row, limit, AFTER_NONE, &shared) : all.most;
-    float most_from = wish.penalized > 0 ? find_most(from, limit, AFTER_NONE, &shared) : most;
-    int32_t token = draw_row(from, limit, most_from, &wish, &shared), likeliest = find_token(row, limit, AFTER_NONE, most, &shared);
-    if (likeliest < 0) likeliest = 0;
-    DrawResult result = {
-        (float)token, logit_at(row, token) - all.most - log_sum, (float)likeliest, logit_at(row, likeliest) - all.most - log_sum};
-    if (thread_id() == 0) *(DrawResult GLOBAL *)(a.y + block_x() * a.values) = result;
-    all.count = limit;
-    list_top(&a, &all, (int32_t)wish.top, log_sum, &shared);
+/* The logits of the block's row: all, and those to draw from. */
+typedef struct DrawRows {
+    DrawWish wish;
+    DrawLogits all, drawn;
+    int32_t count, limit;
+} DrawRows;
+
+INLINE DrawRows rows_of_block(const DrawArguments *a, const int unit) {
+    int64_t at = block_x() * a->columns;
+    int32_t limit = *a->limit < a->columns ? *a->limit : (int32_t)a->columns;
+    DrawRows rows = {.wish = a->choice[block_x()],
+        .all = {a->logits + at, a->rounded, unit},
+        .count = (int32_t)a->columns,
+        .limit = limit > 1 ? limit : 1};
+    rows.drawn = rows.wish.penalized > 0 ? (DrawLogits){a->penalized + at, false, unit} : rows.all;
+    return rows;
 }
+
+/* Returns what the wave measures of its part of a row of `count` tokens; no sum if the scale is 0. */
+INLINE DrawMost measure_part(DrawLogits row, int32_t count, int part, float scale) {
+    DrawSection own = section_part((DrawSection){0, count}, part, row.unit);
+    DrawAfter most = wave_most(row, own, AFTER_NONE);
+    GpuDrawTokens tokens = {.x = row, .most = most.logit == -INFINITY ? 0 : most.logit, .scale = scale, .least = -INFINITY};
+    return (DrawMost){most.logit, most.token, scale == 0 ? 0 : wave_weights(&tokens, own)};
+}
+
+/* Measures some parts of a row, one per wave. */
+INLINE void measure_row(const DrawArguments *a, const int unit) {
+    DrawRows rows = rows_of_block(a, unit);
+    int index = of_wave(block_y() * (PART_THREADS / WAVE) + wave_id());
+    float scale = rows.wish.temperature == 0 ? 0 : draw_scale(&rows.wish);
+    DrawPart part = {.all = measure_part(rows.all, rows.count, index, 1)};
+    bool same = rows.wish.penalized == 0 && scale == 1 && rows.limit == rows.count;
+    part.drawn = same ? part.all : measure_part(rows.drawn, rows.limit, index, scale);
+    if (lane_id() == 0) a->parts[block_x() * WAVES + index] = part;
+}
+
+/* Returns the first token of the largest logit of all parts. */
+INLINE DrawAfter join_most(const DrawPart GLOBAL *parts, bool drawn) {
+    DrawAfter found = {-INFINITY, -1};
+    for (int i = 0; i < WAVES; i++) {
+        DrawMost part = drawn ? parts[i].drawn : parts[i].all;
+        found = larger_most(found, (DrawAfter){part.logit, part.token});
+    }
+    return found;
+}
+
+INLINE void draw(const DrawArguments *a, const int unit) {
+    static SHARED DrawShared shared;
+    const DrawPart GLOBAL *parts = a->parts + block_x() * WAVES;
+    DrawRows rows = rows_of_block(a, unit);
+    DrawAfter most = join_most(parts, false), most_drawn = join_most(parts, true), likeliest = most_drawn;
+    float sum = 0;
+    for (int i = 0; i < WAVES; i++) sum += sum_of_part(parts[i].all, most.logit, 1);
+    float log_sum = fast_log2(sum) * LN_2;
+    if (rows.wish.penalized > 0) likeliest = rows.limit < rows.count ? find_most(rows.all, rows.limit, AFTER_NONE, &shared) : most;
+    if (likeliest.token < 0) likeliest.token = 0;
+    int32_t token = draw_row(rows.drawn, rows.limit, most_drawn, &rows.wish, parts, &shared);
+    DrawResult result = {(float)token, logit_at(rows.all, token) - most.logit - log_sum, (float)likeliest.token,
+        logit_at(rows.all, likeliest.token) - most.logit - log_sum};
+    if (thread_id() == 0) *(DrawResult GLOBAL *)(a->y + block_x() * a->values) = result;
+    GpuDrawTokens tokens = {.x = rows.all, .count = rows.limit, .most = most.logit};
+    list_top(a, &tokens, (int32_t)rows.wish.top, log_sum, &shared);
+}
+
+#define DRAW(unit) \
+    KERNEL(draw_parts_##unit, DrawArguments) { measure_row(&a, unit); } \
+    KERNEL(draw_##unit, DrawArguments) { \
+        WAVE_BOUNDS(THREADS, 4); \
+        BLOCK_BOUNDS(THREADS, 1); \
+        draw(&a, unit); \
+    }
+DRAW(1)
+DRAW(4)
 
 INLINE float penalize_logit(float x, float count, PenaltyWish wish) {
     float drawn = (float)(int32_t)count; /* without the prompt's 0.5 */
@@ -312,9 +419,15 @@ static_assert(
         sizeof(PenaltyWish) == PENALTY_CHOICE_VALUES * sizeof(float) && PENALTY_BIAS == 0 && PENALTY_COUNT == 1 && PENALTY_STATE_ROWS == 2,
     "what penalize reads");
 
-LAUNCHER(draw, DrawArguments)
+LAUNCHERS(draw_parts, DrawArguments, draw_parts_1, draw_parts_4)
+LAUNCHERS(draw, DrawArguments, draw_1, draw_4)
 
-GPU_OP(draw) {
+/* Suffices for waves of 32 threads, as a row has a part for each wave of a block. */
+static int64_t draw_workspace(const Graph *graph, const Node *node) {
+    return graph_rows(graph, node->in[DRAW_LOGITS]) * (THREADS / 32) * (int64_t)sizeof(DrawPart);
+}
+
+GPU_OP(draw, draw_workspace) {
     DrawArguments arguments = {.logits = call->in[DRAW_LOGITS],
         .penalized = call->in[DRAW_FROM],
         .choice = call->in[DRAW_CHOICE],
@@ -323,9 +436,12 @@ GPU_OP(draw) {
         .columns = call->in_shape[DRAW_LOGITS][1],
         .values = call->out_shape[DRAW_Y][1],
         .most_top = (call->out_shape[DRAW_Y][1] - DRAW_VALUES) / 2,
-        .rounded = device_info(call->device)->exact};
-    int64_t rows = call->in_shape[DRAW_LOGITS][0];
-    launch_draw(call->device, (LaunchShape){.x = rows, .threads = THREADS}, &arguments);
+        .rounded = device_info(call->device)->exact,
+        .parts = call->workspace};
+    int64_t rows = call->in_shape[DRAW_LOGITS][0], blocks = THREADS / PART_THREADS;
+    bool fours = arguments.columns % 4 == 0;
+    launch_draw_parts(call->device, fours, (LaunchShape){.x = rows, .y = blocks, .threads = PART_THREADS}, &arguments);
+    launch_draw(call->device, fours, (LaunchShape){.x = rows, .threads = THREADS}, &arguments);
     if (arguments.rounded)
         loss_of_draws(call->device, &(LossOfDraws){.logits = arguments.logits,
                                         .drawn = arguments.y,
