@@ -27,10 +27,18 @@ static bool is_needed(const Graph *graph, TensorId tensor, const int *last_read,
     return tensor && (t->arena != ARENA_ACTIVATION || t->keep || last_read[tensor] > end);
 }
 
+int op_readers(const Graph *graph, TensorId tensor) {
+    int readers = graph_get(graph, tensor)->keep;
+    for (int i = 0; i < graph->node_count; i++)
+        for (int j = 0; j < graph->nodes[i].inputs; j++) readers += graph->nodes[i].in[j] == tensor;
+    return readers;
+}
+
 static bool can_absorb(const Graph *graph, const OpKernel *kernel, int index, int absorber, const int *last_read) {
     const Node *node = &graph->nodes[index];
     bool alone = true;
-    for (int i = 0; i < node->outputs; i++) alone = alone && !is_needed(graph, node->out[i], last_read, absorber);
+    for (int i = 0; i < node->outputs; i++)
+        alone = alone && (operand_in(op_table[node->op]->kept, i) || !is_needed(graph, node->out[i], last_read, absorber));
     return node->part == graph->nodes[absorber].part && !node->absorbs && (alone || kernel->elides);
 }
 

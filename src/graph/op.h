@@ -55,7 +55,7 @@ typedef struct OpKernel {
     int (*absorbs)(const Backend *backend, const Graph *graph, int index);
     /* The kernel writes the outputs of absorbed nodes, except its own inputs that no later node
      * reads: they have no memory (Tensor.elided). If `elides` is false, no other node may read the
-     * outputs of absorbed nodes. */
+     * outputs of absorbed nodes, except those in Op.kept. */
     bool elides;
     /* Mask of FP8_KIND: the kinds of fp8 in which the kernel can write the quantized values of the
      * output in Op.measured, exactly as its cast would. A cast that absorbs the node uses this
@@ -121,6 +121,8 @@ typedef struct Op {
      * output. `amax` is the output that receives it: WIDE [1], NaN if any element is NaN; present
      * if op_find_amax requested it. The amax is never recomputed. */
     uint32_t measured, amax;
+    /* Outputs that every kernel that absorbs the node writes, so that later nodes may read them. */
+    uint32_t kept;
     bool once;        /* has no run-time inputs: runs when the executor is created, outputs in the constant arena */
     bool once_a_step; /* if output 0 is in the state arena (cached for the step): runs only in the first run of a step */
     bool loss;        /* adds to a loss metric: differentiation starts here */
@@ -161,6 +163,8 @@ TensorId op_in_place_input(const Node *node);
 TensorId op_overwritten(const Node *node);
 /* Returns the output of Op.amax, or TENSOR_NONE. */
 TensorId op_amax(const Node *node);
+/* Returns how many nodes read a tensor, with a keeper as one. */
+int op_readers(const Graph *graph, TensorId tensor);
 /* Returns the output of Op.measured, or TENSOR_NONE. */
 TensorId op_measured(const Node *node);
 /* Makes the producer of x compute the amax of x. Returns the amax, or TENSOR_NONE if the producer

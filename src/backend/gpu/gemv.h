@@ -1,26 +1,44 @@
-/* y = x B for one row x [k], with B stored [n, k], as in generation. The kernel reads B once, so it
- * is bound by memory bandwidth. Tiled GEMM kernels, and algorithms that split k over several
- * kernels, do not saturate memory. A block computes the sums of some lines of B. Its threads divide
- * k, each with loads of all of the block's lines in flight, and their sums are added in a fixed
- * order. The kernel decides what to do with the sums: gpu_gemv.c stores them, others compute on
- * (ops/activation, ops/attention). The first chunks of B may be loaded before the preceding kernel
- * has made x. */
+/* y = x B for one row x [k], with B stored [n, k], as in generation. The kernels read B once, so they
+ * are bound by memory bandwidth. Tiled GEMM kernels, and algorithms that split k over several
+ * kernels, do not saturate memory. A group of lines of B is one block's work at a time. The block's
+ * threads divide k, each with loads of all of the group's lines in flight, and their sums are added
+ * in a fixed order. The caller decides what to do with the sums: gpu_gemv.c stores them, others
+ * compute on (ops/activation, ops/attention). The first chunks of B may be loaded before the
+ * preceding kernel has made x.
+ *
+ * Up to a k of GEMV_HELD the kernel fills the GPU once. Its blocks hold x, go from group to group,
+ * and load the next group while they sum one. x may then be the RMSNorm of a residual add, which each
+ * block computes itself (GemvNorm). The sums do not wait for the norm's mean: with s = block + stream,
+ *     y = (s gain / rms(s)) B = ((s gain) B) / rms(s),
+ * and s gain is rounded to bf16 where the norm's own kernel rounds s gain / rms(s). */
 #pragma once
 
 #include "backend/gpu/vector.h"
 
+/* The operands of residual_norm (ops/norm/norm.h), a plain sum and RMSNorm, whose result is x. */
+typedef struct GemvNorm {
+    GLOBAL const bf16 *block;
+    GLOBAL const float *stream, *gain; /* stream NULL: x is given */
+    GLOBAL float *residual;
+    float epsilon;
+} GemvNorm;
+
 typedef struct Gemv {
     GLOBAL const bf16 *x, *b;
+    GemvNorm norm;
     int64_t ldb;
     int32_t n, k;
-    int32_t b_lasts; /* Gemm.b_lasts */
+    int32_t b_lasts;        /* Gemm.b_lasts */
+    int32_t groups, blocks; /* of lines; of the grid: gemv_shape sets them */
 } Gemv;
 
 enum {
     GEMV_THREADS = 256,
     GEMV_CHUNK = 8, /* elements per load */
-    GEMV_MOST_LINES = 8,
-    GEMV_DEEP = 4096, /* from this k on, a thread has several chunks of a line, and a block has 4 lines instead of 8 */
+    GEMV_STEP = GEMV_THREADS * GEMV_CHUNK,
+    GEMV_LOADS = 8,   /* of B in flight per thread: of 8 lines, or of 4 */
+    GEMV_HELD = 4096, /* up to this k a block holds x */
+    GEMV_PLACES = 2,  /* blocks per processor that have room */
 };
 
 #ifdef GPU_DEVICE
@@ -33,67 +51,147 @@ INLINE float dot_chunk(u32x4 x, u32x4 y, float sum) {
     return sum;
 }
 
-/* Loads a chunk of each line; zeros after k. */
-INLINE void load_chunks(u32x4 *chunks, GLOBAL const bf16 *const *line, const int lines, int32_t at, int32_t k) {
-    UNROLL for (int l = 0; l < lines; l++) chunks[l] = at < k ? *(GLOBAL const u32x4 *)(line[l] + at) : (u32x4){0, 0, 0, 0};
+/* Returns a chunk of a row of k elements; zeros after k. */
+INLINE u32x4 load_chunk(GLOBAL const bf16 *row, int32_t at, int32_t k) {
+    return at < k ? *(GLOBAL const u32x4 *)(row + at) : (u32x4){0, 0, 0, 0};
 }
 
-/* Computes this thread's part of the products with `lines` lines. */
-INLINE void multiply_lines(const Gemv *a, GLOBAL const bf16 *const *line, const int lines, float *sums) {
-    int32_t at = thread_id() * GEMV_CHUNK;
-    u32x4 next[GEMV_MOST_LINES];
-    UNROLL for (int l = 0; l < lines; l++) sums[l] = 0;
-    if (a->b_lasts) load_chunks(next, line, lines, at, a->k);
-    await_kernel_ahead();
-    if (!a->b_lasts) load_chunks(next, line, lines, at, a->k);
-    for (; at < a->k; at += GEMV_THREADS * GEMV_CHUNK) {
-        u32x4 x = *(GLOBAL const u32x4 *)(a->x + at), b[GEMV_MOST_LINES];
-        UNROLL for (int l = 0; l < lines; l++) b[l] = next[l];
-        load_chunks(next, line, lines, at + GEMV_THREADS * GEMV_CHUNK, a->k);
-        UNROLL for (int l = 0; l < lines; l++) sums[l] = dot_chunk(x, b[l], sums[l]);
-    }
+/* -- Groups of lines ----------------------------------------------------------------------------------------------- */
+
+/* Returns the first line of a group. Lines may be in pairs, such as a gate and its up projection, or
+ * channels that RoPE rotates together: in each 2 * half lines, line i < half pairs with line half + i,
+ * and a group has lines / 2 consecutive first lines, then their partners. half % 4 == 0, so they
+ * belong to the same 2 * half lines. half == 0: consecutive lines. */
+INLINE int32_t first_of_group(int32_t group, int32_t half, const int lines) {
+    int32_t pair = group * (lines / 2);
+    return half ? pair / half * 2 * half + pair % half : group * lines;
 }
 
-/* Runs multiply_lines for the lines from `first` on; lines after the last one repeat it. */
-INLINE void gemv_block(const Gemv *a, int32_t first, const int lines, float *sums) {
-    GLOBAL const bf16 *line[GEMV_MOST_LINES];
-    UNROLL for (int l = 0; l < lines; l++) line[l] = a->b + (first + l < a->n ? first + l : a->n - 1) * a->ldb;
-    multiply_lines(a, line, lines, sums);
+/* Returns where line l of a group begins; lines after the last one repeat it. */
+INLINE GLOBAL const bf16 *line_of_group(const Gemv *a, int32_t group, int32_t half, const int lines, int l) {
+    int32_t line = first_of_group(group, half, lines) + (half ? l % (lines / 2) + (l < lines / 2 ? 0 : half) : l);
+    return a->b + (line < a->n ? line : a->n - 1) * a->ldb;
 }
+
+typedef float GemvParts[GEMV_THREADS / WAVE][GEMV_LOADS]; /* the sums of the waves */
 
 /* Returns the block's sum of line thread_id() in the threads that have one, 0 in others. */
-INLINE float add_threads(const float *sums, const int lines) {
-    static SHARED float parts[GEMV_THREADS / WAVE][GEMV_MOST_LINES];
+INLINE float add_threads(const float *sums, const int lines, LOCAL GemvParts *parts) {
     UNROLL for (int l = 0; l < lines; l++) {
         float sum = wave_sum(sums[l]);
-        if (lane_id() == 0) parts[wave_id()][l] = sum;
+        if (lane_id() == 0) (*parts)[wave_id()][l] = sum;
     }
     barrier();
     float sum = 0;
-    for (int w = 0; w < GEMV_THREADS / WAVE && thread_id() < lines; w++) sum += parts[w][thread_id()];
+    for (int w = 0; w < GEMV_THREADS / WAVE && thread_id() < lines; w++) sum += (*parts)[w][thread_id()];
     return sum;
 }
 
-/* Lines in pairs, such as a gate and its up projection, or channels that RoPE rotates together: in
- * each group of 2 * half lines, line i < half pairs with line half + i. A block has lines / 2
- * consecutive pairs. half % 4 == 0, so they belong to one group. */
-INLINE int32_t first_line_of_pairs(int32_t half, const int lines) {
-    int32_t pair = block_x() * (lines / 2);
-    return pair / half * 2 * half + pair % half;
-}
-
+/* The sums of a pair of lines. */
 typedef struct GemvPair { float first, second; } GemvPair;
 
-/* Returns the block's sums of pair thread_id(), in the threads of the first wave that have one. */
-INLINE GemvPair multiply_pairs(const Gemv *a, int32_t half, const int lines) {
-    int32_t first = first_line_of_pairs(half, lines);
-    GLOBAL const bf16 *line[GEMV_MOST_LINES];
-    float sums[GEMV_MOST_LINES];
-    UNROLL for (int l = 0; l < lines; l++) line[l] = a->b + (first + l % (lines / 2) + (l < lines / 2 ? 0 : half)) * a->ldb;
-    multiply_lines(a, line, lines, sums);
-    float sum = add_threads(sums, lines);
-    return (GemvPair){sum, shuffle_float(sum, (lane_id() + lines / 2) % WAVE)};
+/* Returns the sums of pair thread_id() of a group, in the threads of the first wave that have one,
+ * from what each thread has of its line. */
+INLINE GemvPair pair_of_sums(float sum, const int lines) { return (GemvPair){sum, shuffle_float(sum, (lane_id() + lines / 2) % WAVE)}; }
+
+/* Multiplies a group by x, for any k. Returns the block's sum of line thread_id(). All threads call it;
+ * `parts` is free. */
+INLINE float multiply_group(const Gemv *a, int32_t group, int32_t half, const int lines, LOCAL GemvParts *parts) {
+    GLOBAL const bf16 *line[GEMV_LOADS];
+    u32x4 next[GEMV_LOADS];
+    float sums[GEMV_LOADS];
+    int32_t at = thread_id() * GEMV_CHUNK;
+    UNROLL for (int l = 0; l < lines; l++) line[l] = line_of_group(a, group, half, lines, l), sums[l] = 0;
+    if (a->b_lasts) UNROLL for (int l = 0; l < lines; l++) next[l] = load_chunk(line[l], at, a->k);
+    await_kernel_ahead();
+    if (!a->b_lasts) UNROLL for (int l = 0; l < lines; l++) next[l] = load_chunk(line[l], at, a->k);
+    u32x4 next_x = load_chunk(a->x, at, a->k);
+    for (; at < a->k; at += GEMV_STEP) {
+        u32x4 x = next_x, b[GEMV_LOADS];
+        UNROLL for (int l = 0; l < lines; l++) b[l] = next[l];
+        UNROLL for (int l = 0; l < lines; l++) next[l] = load_chunk(line[l], at + GEMV_STEP, a->k);
+        next_x = load_chunk(a->x, at + GEMV_STEP, a->k);
+        UNROLL for (int l = 0; l < lines; l++) sums[l] = dot_chunk(x, b[l], sums[l]);
+    }
+    return add_threads(sums, lines, parts);
 }
+
+/* -- Blocks that go from group to group ---------------------------------------------------------------------------- */
+
+/* How a kernel divides its work. A group has `lines` lines, of which a thread has `chunks` chunks
+ * each: lines * chunks == GEMV_LOADS. Without chunks, a block has one group, of any k. */
+typedef struct GemvForm {
+    int lines, chunks;
+    bool normed; /* x is made as in GemvNorm */
+} GemvForm;
+
+typedef struct GemvStream {
+    u32x4 x[GEMV_LOADS], next[GEMV_LOADS];
+    float scale; /* of sums: 1 / rms(s), or 1 */
+    int turn;    /* the half of the shared memory in use */
+} GemvStream;
+
+/* Returns a chunk of s gain; adds to the squares of s. The first block writes s. */
+INLINE u32x4 make_chunk(const Gemv *a, int32_t at, float *squares) {
+    const GemvNorm *norm = &a->norm;
+    u32x4 x = {0, 0, 0, 0};
+    if (at >= a->k) return x;
+    u32x4 block = load_chunk(norm->block, at, a->k);
+    UNROLL for (int half = 0; half < 2; half++) {
+        int32_t from = at + 4 * half;
+        f32x4 s = to_float4((u32x2){block[2 * half], block[2 * half + 1]}) + load4_wide(norm->stream + from, 4);
+        if (block_x() == 0) store4_wide(norm->residual + from, s, 4);
+        *squares += sum4(s * s);
+        s *= load4_wide(norm->gain + from, 4);
+        x[2 * half] = to_bf16_pair(s.x, s.y), x[2 * half + 1] = to_bf16_pair(s.z, s.w);
+    }
+    return x;
+}
+
+INLINE void load_group(GemvStream *s, const Gemv *a, int32_t group, int32_t half, GemvForm form) {
+    UNROLL for (int l = 0; l < form.lines; l++) UNROLL for (int c = 0; c < form.chunks; c++) s->next[l * form.chunks + c] =
+        load_chunk(line_of_group(a, group, half, form.lines, l), c * GEMV_STEP + thread_id() * GEMV_CHUNK, a->k);
+}
+
+/* Begins with the block's first group. */
+INLINE GemvStream stream_begin(const Gemv *a, int32_t half, GemvForm form) {
+    static SHARED float scratch[GEMV_THREADS / WAVE];
+    GemvStream s = {.scale = 1, .turn = 0};
+    float squares = 0;
+    if (!form.chunks) return s;
+    if (a->b_lasts) load_group(&s, a, block_x(), half, form);
+    await_kernel_ahead();
+    if (!a->b_lasts) load_group(&s, a, block_x(), half, form);
+    UNROLL for (int c = 0; c < form.chunks; c++) {
+        int32_t at = c * GEMV_STEP + thread_id() * GEMV_CHUNK;
+        s.x[c] = form.normed ? make_chunk(a, at, &squares) : load_chunk(a->x, at, a->k);
+    }
+    if (form.normed) s.scale = fast_rsqrt(block_sum(squares, scratch, GEMV_THREADS) / (float)a->k + a->norm.epsilon);
+    return s;
+}
+
+/* Returns the block's sum of line thread_id() of a group, and begins to load the next one. */
+INLINE float stream_next(GemvStream *s, const Gemv *a, int32_t group, int32_t half, GemvForm form) {
+    static SHARED GemvParts parts[2];
+    if (!form.chunks) return multiply_group(a, group, half, form.lines, &parts[0]);
+    u32x4 b[GEMV_LOADS];
+    float sums[GEMV_LOADS];
+    UNROLL for (int i = 0; i < GEMV_LOADS; i++) b[i] = s->next[i];
+    if (group + a->blocks < a->groups) load_group(s, a, group + a->blocks, half, form);
+    UNROLL for (int l = 0; l < form.lines; l++) {
+        sums[l] = 0;
+        UNROLL for (int c = 0; c < form.chunks; c++) sums[l] = dot_chunk(s->x[c], b[l * form.chunks + c], sums[l]);
+    }
+    s->turn ^= 1;
+    return s->scale * add_threads(sums, form.lines, &parts[s->turn]);
+}
+
+/* The groups of a block. */
+#define FOR_GROUPS(group, gemv) for (int32_t group = block_x(); group < (gemv)->groups; group += (gemv)->blocks)
+
+/* X(end of the name, form): the forms that kernels exist in, in the order of gemv_kernel. */
+#define GEMV_FORMS(X) X(deep, ((GemvForm){4, 0, false})) X(4, ((GemvForm){4, 2, false})) X(8, ((GemvForm){8, 1, false}))
+#define GEMV_NORMED_FORMS(X) X(normed_4, ((GemvForm){4, 2, true})) X(normed_8, ((GemvForm){8, 1, true}))
 
 #else
 
@@ -101,11 +199,21 @@ static inline Gemv gemv_of(const void *x, const void *b, int64_t n, int64_t k, b
     return (Gemv){.x = x, .b = b, .ldb = k, .n = (int32_t)n, .k = (int32_t)k, .b_lasts = b_lasts};
 }
 
-/* Returns whether blocks have 8 lines, not 4: the form of LAUNCHERS(name_4, name_8). */
-static inline bool gemv_is_shallow(int64_t k) { return k < GEMV_DEEP; }
-static inline LaunchShape gemv_shape(const Gemv *gemv) {
-    return (LaunchShape){.x = divide_up(gemv->n, gemv_is_shallow(gemv->k) ? 8 : 4), .threads = GEMV_THREADS};
+static inline int gemv_lines(int64_t k) { return k > GEMV_STEP ? 4 : 8; }
+
+/* Returns the index in GEMV_FORMS, then GEMV_NORMED_FORMS. */
+static inline int gemv_kernel(const Gemv *gemv) {
+    return (gemv->k > GEMV_HELD ? 0 : gemv_lines(gemv->k) / 4) + (gemv->norm.stream ? 2 : 0);
 }
+
+/* Returns the grid for a GPU of so many processors, and sets the gemv's groups and blocks. */
+static inline LaunchShape gemv_shape(int processors, Gemv *gemv) {
+    int64_t places = GEMV_PLACES * (int64_t)processors;
+    gemv->groups = (int32_t)divide_up(gemv->n, gemv_lines(gemv->k));
+    gemv->blocks = gemv->k > GEMV_HELD || gemv->groups < places ? gemv->groups : (int32_t)places;
+    return (LaunchShape){.x = gemv->blocks, .threads = GEMV_THREADS};
+}
+
 /* Returns whether lines of k elements, the first starting at byte offset `byte`, can be read in
  * whole loads. */
 static inline bool gemv_reads(int64_t k, int64_t byte) { return k % GEMV_CHUNK == 0 && k <= INT32_MAX && byte % 16 == 0; }

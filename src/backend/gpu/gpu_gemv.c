@@ -20,24 +20,26 @@ INLINE void write_gemv_element(const GemvArguments *a, int32_t column, float sum
     else *narrow = to_bf16(sum);
 }
 
-/* Computes `lines` elements of y. */
-INLINE void make_elements(const GemvArguments *a, const int lines) {
-    int32_t first = block_x() * lines;
-    float sums[GEMV_MOST_LINES];
-    gemv_block(&a->gemv, first, lines, sums);
-    float sum = add_threads(sums, lines);
-    if (thread_id() < lines && first + thread_id() < a->gemv.n) write_gemv_element(a, first + thread_id(), sum);
+/* Computes the elements of y of the block's groups. */
+INLINE void make_elements(const GemvArguments *a, GemvForm form) {
+    GemvStream stream = stream_begin(&a->gemv, 0, form);
+    FOR_GROUPS(group, &a->gemv) {
+        float sum = stream_next(&stream, &a->gemv, group, 0, form);
+        int32_t column = group * form.lines + thread_id();
+        if (thread_id() < form.lines && column < a->gemv.n) write_gemv_element(a, column, sum);
+    }
 }
 
-KERNEL(gemv_4, GemvArguments) { make_elements(&a, 4); }
-KERNEL(gemv_8, GemvArguments) { make_elements(&a, 8); }
+#define GEMV_KERNEL(end, form) \
+    KERNEL(gemv_##end, GemvArguments) { make_elements(&a, form); }
+GEMV_FORMS(GEMV_KERNEL)
 
 #else
 
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
 
-LAUNCHERS(gemv, GemvArguments, gemv_4, gemv_8)
+LAUNCHERS(gemv, GemvArguments, gemv_deep, gemv_4, gemv_8)
 
 bool gpu_gemv_serves(const Gemm *gemm) {
     bool types = gemm->input == GEMM_BF16 && (gemm->output == GEMM_BF16 || gemm->output == GEMM_F32);
@@ -53,7 +55,8 @@ void gpu_gemv(Device *device, const Gemm *gemm) {
         .wide = gemm->output == GEMM_F32,
         .accumulate = gemm->accumulate};
     arguments.gemv.ldb = gemm->ldb;
-    launch_gemv(device, gemv_is_shallow(gemm->k), gemv_shape(&arguments.gemv), &arguments);
+    LaunchShape shape = gemv_shape(device_info(device)->processors, &arguments.gemv);
+    launch_gemv(device, gemv_kernel(&arguments.gemv), shape, &arguments);
 }
 
 #endif

@@ -1,8 +1,8 @@
 /* Activation functions of one row, fused into the kernel that computes their input, as in
  * generation. For a gated function a block multiplies by lines of the gate and by the matching
- * lines of the up projection. This saves one small kernel per function. The bits equal those of
- * the two separate kernels, because the GEMM's results are rounded in between. Called by gpu.c; no
- * scratch. */
+ * lines of the up projection. This saves one small kernel per function, and a second one if the
+ * norm before the GEMM joins (gemv.h). Without the norm the bits equal those of the two separate
+ * kernels, because the GEMM's results are rounded in between. Called by gpu.c; no scratch. */
 #include "backend/gpu/formulas.h"
 #include "backend/gpu/gemv.h"
 
@@ -16,40 +16,44 @@ typedef struct ActivationRowArguments {
 
 #ifdef GPU_DEVICE
 
-/* Computes this thread's element of the row, rounded as the GEMM rounds it; returns false if the
- * thread has none. */
-INLINE bool make_element(const ActivationRowArguments *a, const int lines, float *x) {
-    int32_t first = block_x() * lines, column = first + thread_id();
-    float sums[GEMV_MOST_LINES];
-    gemv_block(&a->gemv, first, lines, sums);
-    float sum = add_threads(sums, lines);
-    if (thread_id() >= lines || column >= a->gemv.n) return false;
-    *x = to_float(to_bf16(a->bias ? sum + a->bias[column] : sum));
-    return true;
+/* Returns a column's sum with its bias, as the GEMM rounds it. */
+INLINE float rounded_sum(const ActivationRowArguments *a, float sum, int32_t column) {
+    return to_float(to_bf16(a->bias ? sum + a->bias[column] : sum));
 }
 
 #define ACTIVATION(name, hf, value, slope) \
-    INLINE void name##_row(const ActivationRowArguments *a, const int lines) { \
-        float x; \
-        if (make_element(a, lines, &x)) a->y[block_x() * lines + thread_id()] = to_bf16(value); \
+    INLINE void name##_row(const ActivationRowArguments *a, GemvForm form) { \
+        GemvStream stream = stream_begin(&a->gemv, 0, form); \
+        FOR_GROUPS(group, &a->gemv) { \
+            float sum = stream_next(&stream, &a->gemv, group, 0, form); \
+            int32_t column = group * form.lines + thread_id(); \
+            if (thread_id() >= form.lines || column >= a->gemv.n) continue; \
+            float x = rounded_sum(a, sum, column); \
+            a->y[column] = to_bf16(value); \
+        } \
     } \
     ROW_KERNELS(name)
 #define GATED(name, hf, value, d_gate, d_up) \
-    INLINE void name##_row(const ActivationRowArguments *a, const int lines) { \
-        int32_t width = a->gemv.n / 2, column = block_x() * (lines / 2) + thread_id(); \
-        GemvPair pair = multiply_pairs(&a->gemv, width, lines); \
+    INLINE void name##_row(const ActivationRowArguments *a, GemvForm form) { \
+        const int32_t width = a->gemv.n / 2; \
         const float alpha = a->alpha, limit = a->limit; \
         (void)alpha, (void)limit; \
-        if (thread_id() >= lines / 2) return; \
-        if (a->bias) pair.first += a->bias[column], pair.second += a->bias[width + column]; \
-        float gate = to_float(to_bf16(pair.first)), up = to_float(to_bf16(pair.second)); \
-        a->y[column] = to_bf16(value); \
+        GemvStream stream = stream_begin(&a->gemv, width, form); \
+        FOR_GROUPS(group, &a->gemv) { \
+            GemvPair pair = pair_of_sums(stream_next(&stream, &a->gemv, group, width, form), form.lines); \
+            int32_t column = group * (form.lines / 2) + thread_id(); \
+            if (thread_id() >= form.lines / 2) continue; \
+            float gate = rounded_sum(a, pair.first, column), up = rounded_sum(a, pair.second, width + column); \
+            a->y[column] = to_bf16(value); \
+        } \
     } \
     ROW_KERNELS(name)
-/* Defines kernels NAME_4 and NAME_8 of NAME_row. */
+/* Defines the kernels of NAME_row. */
+#define ROW_KERNEL(name, end, form) \
+    KERNEL(name##_##end, ActivationRowArguments) { name##_row(&a, form); }
 #define ROW_KERNELS(name) \
-    KERNEL(name##_4, ActivationRowArguments) { name##_row(&a, 4); } \
-    KERNEL(name##_8, ActivationRowArguments) { name##_row(&a, 8); }
+    ROW_KERNEL(name, deep, ((GemvForm){4, 0, false})) ROW_KERNEL(name, 4, ((GemvForm){4, 2, false})) ROW_KERNEL(name, 8, ((GemvForm){8, 1, false})) \
+    ROW_KERNEL(name, normed_4, ((GemvForm){4, 2, true})) ROW_KERNEL(name, normed_8, ((GemvForm){8, 1, true}))
 #include "config/activation_list.h"
 
 #else
@@ -57,9 +61,12 @@ INLINE bool make_element(const ActivationRowArguments *a, const int lines, float
 #include "ops/activation/activation.h"
 #include "ops/activation/activation_row.h"
 #include "ops/linear/linear.h"
+#include "ops/norm/norm.h"
 
-static const GpuKernel kernels[ACTIVATION_COUNT][2] = {
-#define ACTIVATION(name, ...) [ACTIVATION_##name] = {{GPU_MODULE, #name "_4"}, {GPU_MODULE, #name "_8"}},
+static const GpuKernel kernels[ACTIVATION_COUNT][5] = {
+#define ACTIVATION(name, ...) \
+    [ACTIVATION_##name] = {{GPU_MODULE, #name "_deep"}, {GPU_MODULE, #name "_4"}, {GPU_MODULE, #name "_8"}, \
+        {GPU_MODULE, #name "_normed_4"}, {GPU_MODULE, #name "_normed_8"}},
 #define GATED ACTIVATION
 #include "config/activation_list.h"
 };
@@ -70,7 +77,8 @@ int activation_absorbs_row(const Backend *backend, const Graph *graph, int index
     if (index == 0 || !linear_is_row(graph, linear) || linear->out[LINEAR_Y] != node->in[ACTIVATION_X]) return 0;
     TensorId w = linear->in[LINEAR_W];
     bool pairs = node->op != OP_gated_activation || graph_rows(graph, w) % 8 == 0;
-    return pairs && gemv_reads(graph_columns(graph, w), graph_get(graph, w)->offset);
+    if (!pairs || !gemv_reads(graph_columns(graph, w), graph_get(graph, w)->offset)) return 0;
+    return 1 + norm_leads_row(graph, index - 1, GEMV_HELD);
 }
 
 void activation_launch_row(const OpCall *call) {
@@ -83,8 +91,9 @@ void activation_launch_row(const OpCall *call) {
         .y = call->out[ACTIVATION_Y],
         .alpha = (float)attributes->terms.alpha,
         .limit = (float)attributes->terms.limit};
-    const GpuKernel *kernel = &kernels[attributes->function][gemv_is_shallow(w_shape[1])];
-    gpu_launch(call->device, kernel, gemv_shape(&arguments.gemv), &arguments);
+    if (call->absorbs > 1) norm_of_row(linear - 1, &arguments.gemv.norm);
+    LaunchShape shape = gemv_shape(device_info(call->device)->processors, &arguments.gemv);
+    gpu_launch(call->device, &kernels[attributes->function][gemv_kernel(&arguments.gemv)], shape, &arguments);
 }
 
 #endif

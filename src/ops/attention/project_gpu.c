@@ -1,7 +1,7 @@
 /* Queries, keys and values of one row in the kernel of their GEMM, as in generation. It applies
  * RoPE and writes keys and values to the row's place in the cache. This saves two small kernels per
- * layer. The bits equal those of the three separate kernels, because the GEMM's results are rounded
- * in between. Called by cached_gpu.c; no scratch. */
+ * layer, and a third if the norm before the GEMM joins (gemv.h). Without the norm the bits equal
+ * those of the separate kernels, because the GEMM's results are rounded in between. Called by cached_gpu.c; no scratch. */
 #include "backend/gpu/gemv.h"
 #include "ops/attention/block_cyclic.h"
 #include "ops/attention/project.h"
@@ -18,18 +18,18 @@ typedef struct AttentionProjection {
 
 #ifdef GPU_DEVICE
 
-/* Computes pairs of channels half a head apart. The bits are those of the GEMM, which rounds, and
- * of rope. */
-INLINE void project_row(const AttentionProjection *a, const int lines) {
-    int32_t column = first_line_of_pairs(a->half, lines) + thread_id(), position = a->positions[0];
-    bool rotated = column < a->rotated;
+/* Computes the pairs of channels of a group, half a head apart. Without a norm the bits are those of
+ * the GEMM, which rounds, and of rope. */
+INLINE void project_group(const AttentionProjection *a, int32_t group, GemvStream *stream, GemvForm form) {
+    int32_t column = first_of_group(group, a->half, form.lines) + thread_id(), position = a->positions[0];
+    bool rotated = column < a->rotated, mine = thread_id() < form.lines / 2;
     float cosine = 1, sine = 0;
-    if (thread_id() < lines / 2 && rotated) {
+    if (mine && rotated) {
         GLOBAL const float *angles = a->angles + (int64_t)position * 2 * a->half + column % a->half;
         cosine = angles[0], sine = angles[a->half];
     }
-    GemvPair pair = multiply_pairs(&a->gemv, a->half, lines);
-    if (thread_id() >= lines / 2) return;
+    GemvPair pair = pair_of_sums(stream_next(stream, &a->gemv, group, a->half, form), form.lines);
+    if (!mine) return;
     if (a->bias) pair.first += a->bias[column], pair.second += a->bias[column + a->half];
     float x = to_float(to_bf16(pair.first)), partner = to_float(to_bf16(pair.second));
     GLOBAL bf16 *to = a->queries + column;
@@ -42,16 +42,24 @@ INLINE void project_row(const AttentionProjection *a, const int lines) {
     to[a->half] = to_bf16(rotated ? partner * cosine + x * sine : partner);
 }
 
-KERNEL(project_4, AttentionProjection) { project_row(&a, 4); }
-KERNEL(project_8, AttentionProjection) { project_row(&a, 8); }
+INLINE void project_row(const AttentionProjection *a, GemvForm form) {
+    GemvStream stream = stream_begin(&a->gemv, a->half, form);
+    FOR_GROUPS(group, &a->gemv) project_group(a, group, &stream, form);
+}
+
+#define PROJECT(end, form) \
+    KERNEL(project_##end, AttentionProjection) { project_row(&a, form); }
+GEMV_FORMS(PROJECT)
+GEMV_NORMED_FORMS(PROJECT)
 
 #else
 
 #include "ops/attention/attention.h"
 #include "ops/linear/linear.h"
+#include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
 
-LAUNCHERS(project, AttentionProjection, project_4, project_8)
+LAUNCHERS(project, AttentionProjection, project_deep, project_4, project_8, project_normed_4, project_normed_8)
 
 int attention_absorbs_projection(const Backend *backend, const Graph *graph, int index) {
     if (device_info(backend->device)->exact) return 0;
@@ -63,7 +71,8 @@ int attention_absorbs_projection(const Backend *backend, const Graph *graph, int
     bool halves =
              ((const RopeAttributes *)rope->attributes)->pairs == ROPE_HALVES && rope->in[ROPE_POSITIONS] == node->in[ATTENTION_POSITIONS],
          whole = graph_columns(graph, rope->in[ROPE_TABLE]) == h->qk_dim && h->qk_dim == h->v_dim && h->qk_dim % 8 == 0;
-    return halves && whole && gemv_reads(graph_columns(graph, w), graph_get(graph, w)->offset) ? 2 : 0;
+    if (!halves || !whole || !gemv_reads(graph_columns(graph, w), graph_get(graph, w)->offset)) return 0;
+    return 2 + norm_leads_row(graph, index - 2, GEMV_HELD);
 }
 
 void attention_project(const OpCall *call) {
@@ -82,7 +91,9 @@ void attention_project(const OpCall *call) {
         .rotated = (int32_t)(heads_query_columns(h) + heads_key_columns(h)),
         .kept = (int32_t)heads_query_columns(h),
         .cyclic = attention_block_cyclic(call->mesh)};
-    launch_project(call->device, gemv_is_shallow(w_shape[1]), gemv_shape(&projection.gemv), &projection);
+    if (call->absorbs > 2) norm_of_row(linear - 1, &projection.gemv.norm);
+    LaunchShape shape = gemv_shape(device_info(call->device)->processors, &projection.gemv);
+    launch_project(call->device, gemv_kernel(&projection.gemv), shape, &projection);
 }
 
 #endif

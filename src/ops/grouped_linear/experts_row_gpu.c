@@ -33,18 +33,16 @@ INLINE float add_bias(const MoeRowArguments *a, float sum, int32_t expert, int32
 /* y = the sum over choices that are not skipped, in order, of gate x[choice] B for the choice's
  * expert. */
 INLINE void down(const MoeRowArguments *a, const int lines) {
-    int32_t first = block_x() * lines;
+    static SHARED GemvParts parts[2]; /* in turn */
+    int32_t first = block_x() * lines, turn = 0;
     float total = 0;
     await_kernel_ahead();
     for (int32_t j = 0; j < a->k; j++) {
         int32_t expert = a->index[j];
         if (expert >= a->experts) continue;
         Gemv layer = expert_gemv(a, expert);
-        float sums[GEMV_MOST_LINES];
         layer.x += (int64_t)j * layer.k;
-        gemv_block(&layer, first, lines, sums);
-        barrier(); /* the sums of the previous choice have been read */
-        float sum = add_threads(sums, lines);
+        float sum = multiply_group(&layer, block_x(), 0, lines, &parts[turn ^= 1]);
         if (thread_id() < lines && first + thread_id() < a->layer.n) total += a->gate[j] * add_bias(a, sum, expert, first + thread_id());
     }
     if (thread_id() < lines && first + thread_id() < a->layer.n) a->y[first + thread_id()] = to_bf16(total);
@@ -55,12 +53,13 @@ INLINE void down(const MoeRowArguments *a, const int lines) {
 #define ACTIVATION(...)
 #define GATED(name, hf, value, d_gate, d_up) \
     INLINE void name##_row(const MoeRowArguments *a, const int lines) { \
+        static SHARED GemvParts parts; \
         await_kernel_ahead(); \
         int32_t expert = a->index[block_y()], width = a->layer.n / 2, column = block_x() * (lines / 2) + thread_id(); \
         GemvPair pair = {0, 0}; \
         if (expert < a->experts) { \
             Gemv layer = expert_gemv(a, expert); \
-            pair = multiply_pairs(&layer, width, lines); \
+            pair = pair_of_sums(multiply_group(&layer, block_x(), width, lines, &parts), lines); \
         } \
         if (thread_id() >= lines / 2) return; \
         float gate = 0, up = 0; \
@@ -155,12 +154,12 @@ void moe_launch_row(const OpCall *call) {
     void *hidden = function->out[ACTIVATION_Y];
     MoeRowArguments both = experts_row_arguments(call - d->gate_up, biases[0], sort, (call - d->permute)->in[MOE_PERMUTE_X], hidden);
     MoeRowArguments last = experts_row_arguments(call - d->down, biases[1], sort, hidden, call->out[MOE_COMBINE_Y]);
-    LaunchShape shape = gemv_shape(&both.layer);
-    shape.y = both.k;
+    LaunchShape wide = {.x = divide_up(both.layer.n, gemv_lines(both.layer.k)), .y = both.k, .threads = GEMV_THREADS},
+                narrow = {.x = divide_up(last.layer.n, gemv_lines(last.layer.k)), .threads = GEMV_THREADS};
     both.alpha = (float)activation->terms.alpha, both.limit = (float)activation->terms.limit;
     last.gate = call->in[MOE_COMBINE_GATE];
-    gpu_launch(call->device, &gated[activation->function][gemv_is_shallow(both.layer.k)], shape, &both);
-    launch_down(call->device, gemv_is_shallow(last.layer.k), gemv_shape(&last.layer), &last);
+    gpu_launch(call->device, &gated[activation->function][gemv_lines(both.layer.k) == 8], wide, &both);
+    launch_down(call->device, gemv_lines(last.layer.k) == 8, narrow, &last);
 }
 
 #endif

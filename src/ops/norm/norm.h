@@ -84,6 +84,16 @@ static inline void norm_assert_vectors(const Graph *graph, const Norm *norm, int
     assert(norm->bias == TENSOR_NONE || (norm->kind == NORM_LAYER && graph_elements(graph, norm->bias) == columns));
 }
 
+/* -- One row, in the kernel of the GEMM that reads it (backend/gpu/gemv.h) ----------------------------------------- */
+
+/* Returns 1 if the kernel of node `reader` can also compute the node before it: a residual_norm with
+ * RMSNorm, a plain sum and at most `most` columns, of which `reader` alone reads the norm, and later
+ * nodes only the residual; otherwise 0. */
+int norm_leads_row(const Graph *graph, int reader, int64_t most);
+/* Sets the operands of a residual_norm for such a kernel; in residual_gpu.c. */
+struct GemvNorm;
+void norm_of_row(const OpCall *norm, struct GemvNorm *operands);
+
 /* -- Operands ------------------------------------------------------------------------------------------------------ */
 
 /* x WIDE [R, D], gain WIDE [D], bias WIDE [D] or none -> y COMPUTE [R, D], statistics WIDE

@@ -39,6 +39,7 @@ KERNEL(any_grad_columns_fp8, NormGradArguments) { norm_grad_columns_any(&a, &a.t
 
 #else
 
+#include "backend/gpu/gemv.h"
 #include "ops/norm/norm.h"
 
 LAUNCHERS(rms, NormArguments, rms_512, rms_1024, rms_2048, rms_4096, rms_8192, any)
@@ -85,6 +86,14 @@ GPU_OP(residual_norm, .absorbs = norm_absorbs_sum, .quantizes = FP8_KIND(FP8_E4M
     if (fp8_is_wanted(&arguments.to))
         (affine ? launch_affine_fp8 : layer ? launch_layer_fp8 : launch_rms_fp8)(call->device, width, shape, &arguments);
     else (affine ? launch_affine : layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
+}
+
+void norm_of_row(const OpCall *norm, GemvNorm *operands) {
+    *operands = (GemvNorm){.block = norm->in[RESIDUAL_NORM_BLOCK],
+        .stream = norm->in[RESIDUAL_NORM_STREAM],
+        .gain = norm->in[RESIDUAL_NORM_GAIN],
+        .residual = norm->out[RESIDUAL_NORM_RESIDUAL],
+        .epsilon = (float)((const NormAttributes *)norm->attributes)->epsilon};
 }
 
 static int sums(bool layer, bool affine) { return 1 + layer + (affine ? AFFINE_VECTORS : 0); }

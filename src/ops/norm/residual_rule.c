@@ -52,6 +52,17 @@ static TensorId recompute_residual(Graph *graph, const Node *node, int index) {
     return op_norm(graph, node->out[RESIDUAL_NORM_RESIDUAL], &norm);
 }
 
+int norm_leads_row(const Graph *graph, int reader, int64_t most) {
+    if (reader == 0) return 0;
+    const Node *norm = &graph->nodes[reader - 1];
+    if (norm->op != OP_residual_norm || norm->absorbs || op_amax(norm) || norm->part != norm[1].part) return 0;
+    TensorId normed = norm->out[RESIDUAL_NORM_NORMED];
+    bool reads = false, plain = ((const NormAttributes *)norm->attributes)->kind == NORM_RMS && !norm->in[RESIDUAL_NORM_AFFINE];
+    for (int i = 0; i < norm[1].inputs; i++) reads |= norm[1].in[i] == normed;
+    bool alone = reads && op_readers(graph, normed) == 1 && op_readers(graph, norm->out[RESIDUAL_NORM_STATISTICS]) == 0;
+    return plain && alone && graph_columns(graph, normed) <= most;
+}
+
 /* An element of an affine residual add takes four flops, of a plain one one; in the backward pass
  * seven and none. */
 static double residual_flops(const Graph *graph, const Node *node) {
@@ -67,6 +78,7 @@ const Op op_rule_residual_norm = {.name = "residual_norm",
     .class = OP_CLASS_NORM,
     .measured = OPERAND(RESIDUAL_NORM_NORMED),
     .amax = OPERAND(RESIDUAL_NORM_AMAX),
+    .kept = OPERAND(RESIDUAL_NORM_RESIDUAL),
     .gradient = residual_gradient,
     .recompute = recompute_residual,
     .flops = residual_flops};
