@@ -57,8 +57,9 @@ static void set_microbatch(Config *config, int64_t groups, int64_t sequences, in
 static bool plan_microbatch(
     const Trainer *trainer, Session *session, Config *config, int64_t sequences, int64_t accumulation, Error *error) {
     set_microbatch(config, trainer->groups, sequences, accumulation);
-    return config_check_started(config, comm_size(trainer->comm), error) &&
-           session_plan_rank(session, config, trainer->device, comm_rank(trainer->comm), comm_size(trainer->comm), error);
+    if (!config_check_started(config, comm_size(trainer->comm), error)) return false;
+    config->model.given_routing = trainer->routing != BENCH_ROUTING_MODEL; /* config_check resets it */
+    return session_plan_rank(session, config, trainer->device, comm_rank(trainer->comm), comm_size(trainer->comm), error);
 }
 
 /* Returns the bytes that training with this microbatch needs; -1 if the configuration is
@@ -334,11 +335,10 @@ static bool set_ranks(Trainer *trainer, Error *error) {
 /* Gives the model the routing that the options name. */
 static bool take_routing(Trainer *trainer, const TrainMeasure *measure, Error *error) {
     static const char *const names[] = {"untrained", "balanced", "random", "trace"};
-    ModelConfig *model = &trainer->config.model;
+    const ModelConfig *model = &trainer->config.model;
     const char *path = measure->trace ? measure->trace : "";
     trainer->routing = (BenchRouting)measure->routing;
-    model->given_routing = trainer->routing != BENCH_ROUTING_MODEL;
-    if (model->given_routing && !model->experts)
+    if (trainer->routing != BENCH_ROUTING_MODEL && !model->experts)
         return error_set(
             error, ERROR_USAGE, "bench.routing=%s: the model has no experts: remove it, or set model.experts", names[trainer->routing]);
     if ((trainer->routing == BENCH_ROUTING_TRACE) != (*path != 0))

@@ -164,6 +164,7 @@ static void the_routing_is_named_and_reaches_no_training(void **state) {
 }
 
 int main(void) {
+    train_main();
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(balanced_choices_are_as_even_as_can_be),
         TRAIN_TEST(random_choices_differ_within_a_row_and_between_layers),
