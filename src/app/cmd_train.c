@@ -382,7 +382,7 @@ static bool can_shrink(int argc, char **argv, Error *error) {
     static const char *const fixed[] = {"layout.dp", "layout.shard"};
     SCOPED(options_free_strings) OptionStrings strings = {0};
     SCOPED(free_arguments) TrainArguments arguments = {0};
-    Config config;
+    Config config = {0}; /* not every field is a setting */
     options_defaults(&config_table, &config, &strings);
     if (!parse_arguments(argc, argv, &arguments, error) || !apply_arguments(&arguments, &config, &strings, error)) return false;
     const int64_t given[] = {config.layout.dp, config.layout.shard};

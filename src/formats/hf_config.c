@@ -267,7 +267,7 @@ static Precision read_precision(const json_t *object) {
 
 /* Sets the class's own values, and zeros for fields that are read or derived later. */
 static ModelConfig start_model(const HfClass *class, int family) {
-    Config defaults;
+    Config defaults = {0}; /* not every field is a setting */
     OptionStrings strings = {0};
     options_defaults(&config_table, &defaults, &strings);
     options_free_strings(&strings);
