@@ -592,10 +592,10 @@ static void multiply_panels(const void *a, int64_t step, const void *b, int rows
 #include "backend/cpu/cpu_gemm_narrow_kernels.h"
 #include "backend/cpu/cpu_gemm_rows_kernels.h"
 
-static void multiply_narrow(const GemmNarrow *t) {
+static void multiply_few_rows(const GemmNarrow *t) {
 #if BROADCASTS_B
     if (t->rows > SINGLE_ROWS) {
-        multiply_rows(t);
+        multiply_by_broadcast(t);
         return;
     }
 #endif
@@ -615,5 +615,5 @@ const GemmKernel KERNEL(gemm) = {
     .narrow_rows = MOST_ROWS,
     .laid_elements = laid_elements,
     .lay_rows = lay_rows,
-    .multiply_narrow = multiply_narrow,
+    .multiply_narrow = multiply_few_rows,
 };

@@ -104,7 +104,7 @@ typedef struct NarrowBlock {
 
 #if SCALED
 /* Loads up to SCALED depths of LANES columns, transposed, and adds their squares for bound_squares. */
-INLINE void load_group(Sum *pairs, __m512 squares[4], const NarrowBlock *at, const char *from, int64_t depths) {
+INLINE void load_scaled_group(Sum *pairs, __m512 squares[4], const NarrowBlock *at, const char *from, int64_t depths) {
     for (int64_t p = 0; p < depths; p += LANES) {
         Vector square[LANES];
         load_square(square, from + p * 4, at->stride, at->lines, (size_t)(at->depth - (from - at->b) / 2 - 2 * p) * 2, at->ahead);
@@ -121,7 +121,7 @@ INLINE void add_lines(Vector *sums, const NarrowBlock *at, int rows) {
         Sum pairs[SCALED * LANES] __attribute__((aligned(64)));
         __m512 squares[4] = {0};
         int64_t depths = divide_up(int_min(at->depth - p, 2 * SCALED), 2), group = (at->p + p) / (2 * SCALED);
-        load_group(pairs, squares, at, at->b + p * 2, depths);
+        load_scaled_group(pairs, squares, at, at->b + p * 2, depths);
         LineScale scale = scale_of(squares, pairs, LANES, at->lines, depths);
         const bool single = rows <= SINGLE_ROWS;
         const int64_t row = single ? at->row : 1;
@@ -168,7 +168,7 @@ INLINE void add_lines(Vector *sums, const NarrowBlock *at, int rows) {
 }
 #endif
 
-INLINE void multiply_lines(const GemmNarrow *t, bool bf16, int rows) {
+INLINE void multiply_narrow_lines(const GemmNarrow *t, bool bf16, int rows) {
     const int64_t element = bf16 ? 2 : (int64_t)sizeof(Sum), stride = t->b.ld * element;
     const GemmUpdate *u = &t->update;
     for (int64_t j = 0; j < t->columns; j += LANES) {
@@ -197,12 +197,12 @@ typedef void MultiplyLines(const GemmNarrow *t);
 #if FROM_BF16 && !PAIRS
 #define DEFINE(rows) \
     static void multiply_lines_##rows(const GemmNarrow *t) { \
-        if (t->b.bf16) multiply_lines(t, true, rows); \
-        else multiply_lines(t, false, rows); \
+        if (t->b.bf16) multiply_narrow_lines(t, true, rows); \
+        else multiply_narrow_lines(t, false, rows); \
     }
 #else
 #define DEFINE(rows) \
-    static void multiply_lines_##rows(const GemmNarrow *t) { multiply_lines(t, PAIRS, rows); }
+    static void multiply_lines_##rows(const GemmNarrow *t) { multiply_narrow_lines(t, PAIRS, rows); }
 #endif
 #define ENTRY(rows) multiply_lines_##rows,
 FOR_NARROW_ROWS(DEFINE) static MultiplyLines *const narrow_multiplies[] = {FOR_NARROW_ROWS(ENTRY)};

@@ -31,7 +31,7 @@ INLINE Vector load_depths(const char *from, size_t bytes, bool casts) {
     return bytes >= sizeof(Vector) ? load_vector(from) : load_bytes(from, bytes);
 }
 
-INLINE const char *column_of(const RowsBlock *at, const char *from, int64_t column) {
+INLINE const char *staged_column(const RowsBlock *at, const char *from, int64_t column) {
     return from + int_min(column, at->lines - 1) * at->stride;
 }
 
@@ -81,12 +81,12 @@ INLINE void add_columns(BroadcastSums *sums, const RowsBlock *at, bool casts, bo
     const char *from = at->b;
     const Sum *a = at->a;
     int64_t left = at->bytes;
-    for (int i = 0; i < LANES; i++) store(staged[0][i], load_depths(column_of(at, from, i), (size_t)left, casts));
+    for (int i = 0; i < LANES; i++) store(staged[0][i], load_depths(staged_column(at, from, i), (size_t)left, casts));
     for (int turn = 0; left > 0; turn ^= 1, left -= wide) {
         from += wide;
         if (left >= 2 * wide) {
             for (int q = 0; q < LANES; q++, a += LANES) {
-                const char *column = column_of(at, from, q);
+                const char *column = staged_column(at, from, q);
                 store(staged[!turn][q], load_depths(column, (size_t)wide, casts));
                 __builtin_prefetch(column + at->ahead, 0, 2);
                 add_depth(sums, a, staged[turn], q, half);
@@ -94,7 +94,7 @@ INLINE void add_columns(BroadcastSums *sums, const RowsBlock *at, bool casts, bo
             continue;
         }
         for (int i = 0; i < LANES && left > wide; i++)
-            store(staged[!turn][i], load_depths(column_of(at, from, i), (size_t)(left - wide), casts));
+            store(staged[!turn][i], load_depths(staged_column(at, from, i), (size_t)(left - wide), casts));
         for (int64_t q = 0, depths = divide_up(int_min(left, wide), unit); q < depths; q++, a += LANES)
             add_depth(sums, a, staged[turn], q, half);
     }
@@ -142,7 +142,7 @@ INLINE void multiply_row_vectors(const GemmNarrow *t, bool casts) {
     }
 }
 
-static void multiply_rows(const GemmNarrow *t) {
+static void multiply_by_broadcast(const GemmNarrow *t) {
 #if FROM_BF16 && !PAIRS
     if (t->b.bf16) {
         multiply_row_vectors(t, true);

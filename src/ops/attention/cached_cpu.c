@@ -90,8 +90,9 @@ typedef struct CachedRows {
  * rows. */
 static AttentionPrefetch prefetch_cached_rows(const CachedRows *from, const Heads *heads, int64_t at) {
     int64_t rows = int_max(int_min(ATTENTION_TILE, from->end - at), 0);
-    return (AttentionPrefetch){{{from->keys + at * from->stride, heads->qk_dim, from->stride, rows, false},
-        {from->values + at * from->stride, heads->v_dim, from->stride, rows, false}}};
+    return (AttentionPrefetch){.streams = {{from->keys + at * from->stride, heads->qk_dim, from->stride, rows, false},
+                                   {from->values + at * from->stride, heads->v_dim, from->stride, rows, false}},
+        .far = true};
 }
 
 /* Computes tile `index` of a sequence. */

@@ -183,6 +183,7 @@ typedef struct AttentionPrefetch {
         int64_t columns, stride, rows;
         bool written;
     } streams[4];
+    bool far; /* the streams are read from memory: into the L2 cache, which waits for more lines at once than the L1 cache */
 } AttentionPrefetch;
 
 static inline void attention_prefetch_rows(AttentionPrefetch *prefetch) {
@@ -190,8 +191,11 @@ static inline void attention_prefetch_rows(AttentionPrefetch *prefetch) {
     for (int i = 0; i < 4; i++) {
         int64_t columns = prefetch->streams[i].columns;
         for (int r = 0; r < ATTENTION_GROUP && prefetch->streams[i].rows > 0; r++, prefetch->streams[i].rows--) {
-            for (int64_t j = 0; j < columns && prefetch->streams[i].written; j += line) __builtin_prefetch(prefetch->streams[i].at + j, 1);
-            for (int64_t j = 0; j < columns && !prefetch->streams[i].written; j += line) __builtin_prefetch(prefetch->streams[i].at + j, 0);
+            const T *row = prefetch->streams[i].at;
+            bool written = prefetch->streams[i].written, far = prefetch->far;
+            for (int64_t j = 0; j < columns && written; j += line) __builtin_prefetch(row + j, 1);
+            for (int64_t j = 0; j < columns && !written && !far; j += line) __builtin_prefetch(row + j, 0);
+            for (int64_t j = 0; j < columns && !written && far; j += line) __builtin_prefetch(row + j, 0, 2);
             prefetch->streams[i].at += prefetch->streams[i].stride;
         }
     }
