@@ -78,7 +78,7 @@ static bool open_serve_text(ServeParts *parts, const char *folder, const Config 
     return true;
 }
 
-/* The names of adapters are those of models in requests, besides the model's own. */
+/* Requests name an adapter as their `model`, so its name must differ from the model's own. */
 static bool open_adapters(ServeParts *parts, const char *folder, const Config *config, const ServeOptions *options, Error *error) {
     NamedAdapters *adapters = &parts->adapters;
     if (!adapter_set_open(adapters, options->adapters, folder, config, error)) return false;
@@ -99,8 +99,8 @@ static char *model_name(const char *folder) {
     return utf8_replace(folder + start, length - start, &size);
 }
 
-/* Answers until a stop is requested, or follows the rank that answers. Signals to the other ranks are
- * left to rank 0, which dismisses them. */
+/* Rank 0 answers until a stop is requested; the other ranks follow it. They ignore signals, and end when
+ * rank 0 dismisses them. */
 static bool run_server(Inference *inference, ServeParts *parts, StopRequest *stop, Error *error) {
     stop->heeded = 1;
     if (!comm_barrier(inference->comm, "start of the server", error)) return false;

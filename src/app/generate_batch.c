@@ -102,7 +102,7 @@ static bool take_messages(PromptBatch *b, const json_t *messages, TokenIds *toke
 static const char *const result_names[] = {
     "sample", "completion", "finish", "tokens_generated", "logprob", "ids", "logprobs", "top_logprobs"};
 
-/* A member that would choose an adapter is an error without adapters=, so that none is left out unnoticed. */
+/* Without adapters=, a member that names an adapter is an error, so that it is not silently ignored. */
 static bool take_adapter(const PromptBatch *b, const json_t *record, BatchPrompt *prompt, Error *error) {
     const json_t *value = json_object_get(record, "adapter");
     const char *name = json_string_value(value);

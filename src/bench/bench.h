@@ -211,8 +211,8 @@ typedef struct TrainSpeed {
     int64_t memory;                                /* bytes: the plan's on a GPU, else the process's peak */
     int64_t parameters;
 } TrainSpeed;
-/* Who chooses the experts of a row: the model's untrained routers, the benchmark, or routers that a
- * training recorded. */
+/* Who chooses the experts of a row: the model's untrained routers, the benchmark, or the trace that a
+ * training run recorded. */
 typedef enum BenchRouting { BENCH_ROUTING_MODEL, BENCH_ROUTING_BALANCED, BENCH_ROUTING_RANDOM, BENCH_ROUTING_TRACE } BenchRouting;
 typedef struct TrainMeasure {
     int64_t microbatch;   /* sequences; 0: search */

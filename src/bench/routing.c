@@ -6,8 +6,8 @@
 
 #include "base/rng.h"
 
-/* The experts of a row are E / k apart, so that they differ and lie on different ranks. Rows are
- * shuffled: `place` is the row's place in the shuffled order. */
+/* The experts of a row are E / k apart, so that they differ and are spread over ranks. Rows are shuffled:
+ * `place` is the row's place in the shuffled order. */
 static void choose_balanced(int32_t *chosen, int64_t experts, int64_t k, int64_t place) {
     for (int64_t j = 0; j < k; j++) chosen[j] = (int32_t)((place + j * (experts / k)) % experts);
 }
@@ -30,7 +30,7 @@ void bench_fill_routing(
     const Model *model, const ModelConfig *config, Executor *executor, BenchRouting routing, const RoutingTrace *trace) {
     const int64_t experts = config->experts, k = config->experts_per_token;
     for (int64_t layer = 0; model->routing && layer < config->layers + config->mtp; layer++) {
-        if (!model->routing[layer]) continue; /* without experts, or of another stage */
+        if (!model->routing[layer]) continue; /* a layer without experts, or of another stage */
         int32_t *choices = executor_tensor(executor, model->routing[layer]);
         int64_t rows = graph_rows(model->graph, model->routing[layer]), recorded;
         int64_t first = rows * mesh_index(model->graph->mesh, AXES_DATA | AXES_ROWS);

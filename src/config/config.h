@@ -98,7 +98,7 @@ typedef struct ModelConfig {
     double softmax_scale;              /* scale of attention scores; 0: 1 / sqrt(head_dim) */
     double embedding_scale;            /* granite: factor of embeddings */
     int64_t mtp;                       /* layers for multi-token prediction (model/decoder.c): 0 or 1 */
-    double mtp_weight;                 /* weight of their loss; not part of the model */
+    double mtp_weight;                 /* weight of the loss of multi-token prediction; not part of the model */
     double residual_scale;             /* granite: factor of the outputs of attention and MLP */
     double logit_divisor;              /* granite: logits are divided by it */
     double score_cap, logit_cap;       /* gemma: soft-caps of attention scores and of the head's logits; 0: none */
@@ -115,7 +115,7 @@ typedef struct ModelConfig {
     Fp8Config fp8;               /* not part of the model: how it is computed */
     PreferenceConfig preference; /* not part of the model: its loss */
     PolicyConfig policy;         /* the same */
-    bool given_routing;          /* not a setting: a benchmark chooses the experts of each row (Model.routing); false in a training */
+    bool given_routing;          /* not a setting: true if a benchmark chooses the experts of each row (Model.routing) */
 } ModelConfig;
 
 static inline bool model_layer_has_experts(const ModelConfig *model, int64_t layer) {

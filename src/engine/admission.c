@@ -1,4 +1,4 @@
-/* Which sequences have slots and cache rows (engine_internal.h has the rules). */
+/* Decides which sequences have slots and cache rows (engine_internal.h has the rules). */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,8 @@
 #include "base/math.h"
 #include "engine/engine_internal.h"
 
-/* A sequence without its whole limit begins with this part of it, and grows by no fewer rows than these. */
+/* A sequence begins with rows for 1 / LIMIT_SHARE of its limit, and grows by at least LEAST_GROWTH_ROWS,
+ * but never beyond its limit. */
 enum { LIMIT_SHARE = 8, LEAST_GROWTH_ROWS = 32 };
 
 static bool is_older(const EngineSequence *a, const EngineSequence *b) {
@@ -20,10 +21,10 @@ static int64_t whole_rows(const EngineSequence *s) { return s->owner->request.pr
  * after its tokens. */
 static int64_t needed_rows(const EngineSequence *s) { return tokens_to_fill(s) + 1; }
 
-/* Returns the rows with which a sequence begins: its part of all rows, or a share of its limit, if that
- * is more. If it begins again, it has rows for as many more tokens as it has drawn, lest it soon
- * lacks some again. RoPE that grows with the text cannot be computed again from the tokens, so such a
- * sequence has all rows from the beginning. */
+/* Returns the rows with which a sequence begins: an equal share of all rows, or rows for its tokens and
+ * a share of its limit, if that is more. A suspended sequence resumes with rows for at least twice its
+ * drawn tokens, so that it is not soon suspended again. If RoPE grows with the text, the caches cannot
+ * be recomputed from the tokens, so the sequence gets all its rows at once. */
 static int64_t rows_at_begin(const Engine *e, const EngineSequence *s) {
     int64_t growth = int_max(divide_up(s->owner->request.tokens, LIMIT_SHARE), LEAST_GROWTH_ROWS);
     growth = int_max(growth, (int64_t)s->tokens.count);
@@ -110,14 +111,14 @@ static bool extend_rows(Engine *e, EngineSequence *s, int64_t count) {
     return true;
 }
 
-/* Doubles the rows after the prompt, or adds a few. */
+/* Doubles the rows after the prompt; if no range is long enough, adds LEAST_GROWTH_ROWS. */
 static bool grow_rows(Engine *e, EngineSequence *s) {
     int64_t prompt = s->owner->request.prompt_count, doubled = prompt + 2 * (s->rows - prompt), few = needed_rows(s) + LEAST_GROWTH_ROWS;
     return extend_rows(e, s, int_min(int_max(doubled, few), whole_rows(s))) || extend_rows(e, s, int_min(few, whole_rows(s)));
 }
 
-/* Gives a sequence the rows of its next token, if need be those of the youngest one, which may be
- * itself. */
+/* Gives a sequence the rows of its next token. If none are free, suspends the youngest sequences, which
+ * may include this one. */
 static void provide_rows(Engine *e, int slot) {
     EngineSequence *s = &e->slots[slot];
     while (s->owner && !s->waits && needed_rows(s) > s->rows && !grow_rows(e, s)) suspend_slot(e, e->order[e->running - 1]);
@@ -148,7 +149,7 @@ static bool enter_slot(Engine *e, const EngineSequence *sequence) {
     return true;
 }
 
-/* Returns false if one that does not wait stays suspended. */
+/* Returns false if a sequence that does not wait stays suspended. */
 static bool begin_suspended(Engine *e) {
     for (size_t at = 0; at < e->suspended_count;) {
         if (e->suspended[at].waits) {

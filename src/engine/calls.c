@@ -28,7 +28,7 @@ static size_t prompt_bytes(const EngineRequest *r) { return (size_t)r->prompt_co
 static size_t end_bytes(const EngineRequest *r) { return (size_t)r->end_count * sizeof *r->ends; }
 static size_t bias_bytes(const EngineRequest *r) { return (size_t)r->penalties.bias_count * sizeof *r->penalties.biases; }
 
-/* The biases come before the tokens, which need less alignment. */
+/* The biases come first, because they need more alignment than the tokens. */
 void engine_calls_submit(EngineCalls *calls, const EngineRequest *request) {
     const size_t bytes = sizeof *request + bias_bytes(request) + prompt_bytes(request) + end_bytes(request);
     append_call_bytes(calls, &(CallHead){ENGINE_CALL_SUBMIT, 0, request->context, bytes}, sizeof(CallHead));

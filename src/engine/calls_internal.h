@@ -1,5 +1,5 @@
-/* The calls of an engine that leads others: kept from one step to the next, then sent to the ranks
- * that follow. All ranks run the same build on the same kind of processor, so requests travel as
+/* The calls of an engine that leads others. Rank 0 collects them between two steps, then sends them to
+ * the ranks that follow. All ranks run the same build on the same kind of processor, so requests travel as
  * they are in memory. */
 #pragma once
 
@@ -30,7 +30,7 @@ void engine_calls_end(EngineCalls *calls, const void *context, int sample);
 /* Sends the calls to all ranks of `comm` and forgets them; `over`: no step follows. Collective with
  * engine_calls_receive. ERROR_COMMUNICATION. */
 bool engine_calls_send(EngineCalls *calls, Comm *comm, bool over, Error *error);
-/* Replaces the calls by those that rank 0 sent. */
+/* Replaces the calls with those that rank 0 sent. */
 bool engine_calls_receive(EngineCalls *calls, Comm *comm, bool *over, Error *error);
 /* Reads the next call; false after the last one. *memory: the request with its arrays, for the caller
  * to free when the request has ended; NULL: none. The request has no functions. */

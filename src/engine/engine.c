@@ -1,7 +1,7 @@
 /* The queue and the steps. A sequence in a slot is first filled: all its tokens but the last go into
- * the caches, in blocks, and those of its prompt perhaps from the caches of another sample of its
- * request. Then it gets one token a step. Tokens that are appended to a sequence are filled like a
- * prompt, and so are all tokens of one that was suspended (admission.c). */
+ * the caches, in blocks. The rows of its prompt may be copied from another sample of its request. Then
+ * the sequence gets one token a step. Appended tokens are filled like a prompt, and so are all tokens
+ * of a sequence that was suspended (admission.c). */
 #include "engine/engine.h"
 
 #include <assert.h>

@@ -5,8 +5,8 @@
  *
  * A request asks for one or more samples of one prompt. The prompt is computed once and copied to
  * the caches of its samples. A sequence begins with rows for a part of the tokens that it may get.
- * If there are no rows for more, the youngest sequence gives its own back and is computed again from
- * its tokens later (engine_internal.h). Every sequence ends.
+ * If a sequence needs more rows and none are free, the youngest sequence gives up its rows and is
+ * recomputed from its tokens later (engine_internal.h). Every sequence ends.
  *
  * A sample may wait after a token that ends it, until its owner appends tokens to it, such as the answer
  * of a tool, or ends it. Meanwhile other sequences go on.
@@ -14,8 +14,9 @@
  * An engine may have several adapters, apart from the weights; a request uses one or none. A step
  * sorts its rows by adapter, so that a kernel computes each adapter's rows together.
  *
- * The tokens of a sample are a function of the weights, its adapter, its prompt, its sampling and its
- * number: not of other sequences, up to the rounding of kernels that depend on the number of rows.
+ * The tokens of a sample depend on the weights, its adapter, its prompt, its sampling and its number.
+ * They do not depend on other sequences, except through the rounding of kernels that depend on the
+ * number of rows.
  *
  * Ranks over which tensor parallelism divides a model each have an engine, with the same requests and
  * steps, and get the same tokens. The caller gives all ranks the same requests, or rank 0 leads
@@ -136,7 +137,7 @@ void engine_free(Engine *engine); /* NULL is allowed */
 const Graph *engine_graph(const Engine *engine);
 void *engine_master(Engine *engine);
 void *engine_weights(Engine *engine);
-/* For setting the adapters: their places, and a table in device memory. */
+/* For loading adapters: the model with their places (Model.places), and a table in device memory. */
 const Model *engine_model(const Engine *engine);
 void *engine_table(Engine *engine, TensorId table);
 
@@ -159,13 +160,13 @@ bool engine_waits(const Engine *engine);
  * ERROR_COMMUNICATION. */
 bool engine_step(Engine *engine, Error *error);
 
-/* One rank decides what all compute: rank 0 of `comm` calls engine_lead on an idle engine. Each
- * engine_step then sends its calls since the last step to the other ranks, which are in engine_follow,
- * and computes with them. Steps without work keep the connection alive: call one every minute at
- * least. Requests do not wait (EngineRequest.wait). Steps return ERROR_COMMUNICATION after a rank is
- * lost. No effect if `comm` has one rank. */
+/* Rank 0 of `comm` calls engine_lead on an idle engine, and then decides what all ranks compute. Each
+ * engine_step sends rank 0's calls since the last step to the other ranks, which are in engine_follow,
+ * and all ranks compute the step. Call engine_step at least once a minute, even without work, to keep
+ * the connections alive. EngineRequest.wait must be NULL. After a rank is lost, steps return
+ * ERROR_COMMUNICATION. No effect if `comm` has one rank. */
 void engine_lead(Engine *engine, Comm *comm);
-/* Ends the work of the ranks that follow. */
+/* Makes engine_follow return on the other ranks. */
 bool engine_dismiss(Engine *engine, Error *error);
 /* Repeats rank 0's calls and steps until it dismisses this rank. An ERROR_NUMERICS of a step does not
  * end it: rank 0 has the same error, and decides. */
@@ -173,9 +174,9 @@ bool engine_follow(Engine *engine, Comm *comm, Error *error);
 
 /* Sums since the engine was created. */
 typedef struct EngineCounts {
-    int64_t prompt_tokens, copied_tokens; /* computed, with appended ones and those of preempted sequences, and copied between samples */
+    int64_t prompt_tokens, copied_tokens; /* computed, including appended and recomputed tokens; copied between samples */
     int64_t tokens;                       /* drawn */
     int64_t steps, sequences;             /* steps that drew tokens, and sequences in them */
-    int64_t moved, preempted;             /* sequences, to other cache rows; and whose rows an older one got */
+    int64_t moved, preempted;             /* sequences moved to other cache rows; sequences suspended for lack of rows */
 } EngineCounts;
 EngineCounts engine_counts(const Engine *engine);

@@ -1,15 +1,16 @@
-/* The sequences of an engine. A sequence is in a slot, and in `order`, with a range of cache rows; or it
- * is suspended, without either. admission.c decides which; engine.c computes those in slots.
+/* The sequences of an engine. A sequence is either active, with a slot, an entry in `order` and a range
+ * of cache rows, or suspended, with none of these. admission.c decides which; engine.c computes the
+ * active sequences.
  *
- * Rows. A sequence begins with rows for its tokens and a share of its limit, and gets more as it
- * grows: after its range, or in a free range to which its cache is copied. If there is none, the
- * youngest sequence is suspended; its tokens are computed again when there are rows for it.
+ * Rows. A sequence begins with rows for its tokens and a share of its limit. As it grows, its range is
+ * extended, or its cache is copied to a longer free range. If neither is possible, the youngest
+ * sequence is suspended; its tokens are recomputed when there are rows for it.
  *
  * Progress. A sequence is younger than another if its request was submitted later, or if it is a
- * later sample of the same request. A sequence gives its rows only to older ones, a suspended
- * sequence begins again before younger ones begin, and begins with rows for at least one token more
- * than it has. No request needs more rows than there are. The oldest sequence that does not wait
- * therefore gets its tokens, and every sequence ends. */
+ * later sample of the same request. A sequence gives its rows only to older sequences. A suspended
+ * sequence that does not wait resumes before younger sequences begin, with rows for at least one token
+ * more than it has. No request needs more rows than the caches have. The oldest sequence that does
+ * not wait therefore gets its tokens, and every sequence ends. */
 #pragma once
 
 #include "engine/calls_internal.h"
@@ -20,8 +21,8 @@
 
 typedef struct QueuedRequest {
     EngineRequest request;
-    uint64_t number;  /* of requests, by submission */
-    void *memory;     /* of a request that another rank sent; owned; NULL: the caller's */
+    uint64_t number;  /* in order of submission */
+    void *memory;     /* of a request that another rank sent, owned; NULL: the request is the caller's */
     int begun, ended; /* samples */
     struct QueuedRequest *next;
 } QueuedRequest;
@@ -32,7 +33,7 @@ typedef struct EngineSequence {
     int sample;
     int64_t first_row, rows; /* the range in the caches */
     int64_t filled;          /* tokens in the caches, from the first token of the prompt on; at most rows */
-    int64_t scored;          /* tokens of the prompt that EngineRequest.scored has got */
+    int64_t scored;          /* tokens of the prompt that EngineRequest.scored has received */
     bool waits;
     TokenIds tokens; /* after the prompt: drawn and appended */
 } EngineSequence;
@@ -64,10 +65,10 @@ static inline bool request_penalizes(const EngineRequest *r) {
 /* Returns how many tokens of a sequence are in the caches when its next one is drawn. */
 static inline int64_t tokens_to_fill(const EngineSequence *s) { return s->owner->request.prompt_count - 1 + (int64_t)s->tokens.count; }
 
-/* Makes sequences fit into the cache rows, then gives free slots and rows to suspended sequences and to
- * the next samples of the queue, in order. */
+/* Gives active sequences the rows of their next tokens, then free slots and rows to suspended sequences
+ * and to the next samples of the queue, in this order. */
 void engine_admit(Engine *e);
-/* Frees the slot of a sequence, which has ended, and its tokens. */
+/* Frees the slot and the tokens of a sequence that has ended. */
 void engine_free_slot(Engine *e, int slot);
 /* Frees suspended sequences of the requests with this context, or all (NULL). */
 void engine_free_suspended(Engine *e, const void *context);

@@ -53,7 +53,7 @@ void engine_programs_keep_prompt(EnginePrograms *programs, int64_t slot);
 void engine_programs_move(EnginePrograms *programs, int64_t to_row, int64_t from_row, int64_t positions);
 /* Copies a prompt of `positions` positions from a sequence to one that has not begun. */
 void engine_programs_copy_prompt(EnginePrograms *programs, const EngineRow *from, const EngineRow *to, int64_t positions);
-/* Begins the penalties of a sequence of a request in a slot. Its prompt counts, and so do `count` tokens
- * that it has drawn. */
+/* Initializes the penalties of a slot for a sequence of `request`: counts the tokens of the prompt, and
+ * the `count` tokens that the sequence has drawn. */
 void engine_programs_begin_penalties(
     EnginePrograms *programs, int64_t slot, const EngineRequest *request, const int32_t *tokens, int64_t count);

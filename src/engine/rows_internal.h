@@ -16,5 +16,5 @@ typedef struct RowPool {
 int64_t row_pool_take(RowPool *pool, int64_t count);
 /* Makes the range that begins at `first` at least `count` rows long, if the rows after it are free. */
 bool row_pool_extend(RowPool *pool, int64_t first, int64_t count);
-/* Gives the range that begins at `first` back. */
+/* Frees the range that begins at `first`. */
 void row_pool_give(RowPool *pool, int64_t first);

@@ -47,8 +47,8 @@ bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph 
 typedef struct HfExport {
     const ModelConfig *config;
     Precision precision; /* BF16 or FP32: the type of the tensors, except balancing biases, which are fp32 */
-    /* The weights have one source. One of the others is NULL. Without both, they are the initial weights of a
-     * training with `seed`, computed one parameter at a time. */
+    /* The weights come from `master` or from `reader`; the other is NULL. If both are NULL, they are the
+     * initial weights of a training run with `seed`, computed one parameter at a time. */
     const float *master;    /* the WIDE arena of a graph of `config` in either precision */
     const HfReader *reader; /* the weights of another folder, read while they are written */
     uint64_t seed;

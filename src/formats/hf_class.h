@@ -180,8 +180,9 @@ typedef struct HfTensor {
     int64_t offset;                 /* elements of the stored tensor before this part */
     HfForm form;
     int64_t paired; /* rows of a head: of each `paired` rows, rows i and i + paired / 2 are stored next to each other; 0: not paired */
-    /* GGUF files only. The columns of a row form tile_groups groups of blocks of tile_columns. A stored
-     * row has the first block of every group, then every second block, and so on. 0: the same order. */
+    /* GGUF files only. The columns of a row form tile_groups groups of blocks of tile_columns columns. A
+     * stored row has the first block of each group, then the second block of each group, and so on. 0: the
+     * same order. */
     int64_t tile_columns, tile_groups;
     bool decays; /* GGUF files only: the stored number is -exp(x) */
 } HfTensor;
@@ -274,9 +275,9 @@ typedef struct GgufClass {
     int64_t window_period;    /* every layer has the window except the last of each period; 0: llama.cpp has no window */
     const GgufRow *rows;      /* replace rows of all architectures, and of all with RoPE, that have the same key; NULL: none */
     const GgufName *names;    /* tensor names that differ from Llama's (hf_tensors.c); NULL: none */
-    bool tiles_heads;         /* the nth value heads of all key heads are adjacent (hf_list_delta_gguf) */
+    bool tiles_heads;         /* value head n of each key head is stored next to value head n of the next key head (hf_list_delta_gguf) */
     /* Appends the tensors of a parameter, REST of its name (hf_split_layer), that llama.cpp stores in
-     * another form. Returns false if it stores the parameter as others. NULL: all of them. */
+     * another form. Returns false if the parameter has the usual form. NULL: all parameters have it. */
     bool (*list)(HfTensorList *list, const HfParameter *parameter, const char *rest);
     /* Sets the fields that no row sets. NULL: none. */
     bool (*read)(const GgufKeys *keys);
@@ -306,8 +307,8 @@ void gguf_put_scores(GgufWriter *writer, const ModelConfig *model);
 /* Reads and writes the width and the number of leading layers without experts. */
 bool gguf_read_dense(const GgufKeys *keys);
 void gguf_put_dense(GgufWriter *writer, const ModelConfig *model);
-/* Subtracts the layers for multi-token prediction (nextn_predict_layers) from num_hidden_layers: the
- * file counts them in block_count. */
+/* Subtracts the layers for multi-token prediction (nextn_predict_layers) from num_hidden_layers, because
+ * the file's block_count includes them. */
 bool gguf_read_prediction(const GgufKeys *keys);
 /* Returns the name of the tensor of a parameter. */
 char *gguf_tensor_name(const HfParameter *parameter);

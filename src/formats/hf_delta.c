@@ -99,7 +99,7 @@ static bool read_gguf_experts(const GgufKeys *keys) {
     return gguf_check_scores(keys, false);
 }
 
-/* llama.cpp has one number of columns for keys and values. */
+/* In llama.cpp, keys and values have the same number of columns per head. */
 bool hf_read_delta_gguf(const GgufKeys *keys) {
     static const char values_key[] = "ssm.inner_size", period_key[] = "full_attention_interval";
     int64_t columns = gguf_field(keys, "linear_key_head_dim"), heads = gguf_field(keys, "linear_num_value_heads"), values = 0, period = 4;
@@ -130,7 +130,7 @@ bool hf_check_delta_gguf(const ModelConfig *c, Error *error) {
     return gguf_check_scaling(c, error);
 }
 
-/* A stored matrix that consists of ranges of rows of a parameter. */
+/* A stored matrix, assembled from ranges of rows of a parameter. */
 typedef struct RowRanges {
     HfTensorList *list;
     const HfParameter *parameter;

@@ -294,7 +294,7 @@ static void convert_row(size_t to, char *target, const GgufType *type, const uns
     for (int64_t i = 0; i < columns; i++) element_set(to, target, i, space[i]);
 }
 
-/* The same for a row in another order or form. */
+/* The same for a GGUF row that is stored in another order or form. */
 static void restore_row(
     size_t to, char *target, const WeightEntry *entry, const unsigned char *blocks, const HfTensor *item, float *space) {
     int64_t columns = item->shape[item->rank - 1];

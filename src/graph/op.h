@@ -163,7 +163,7 @@ TensorId op_in_place_input(const Node *node);
 TensorId op_overwritten(const Node *node);
 /* Returns the output of Op.amax, or TENSOR_NONE. */
 TensorId op_amax(const Node *node);
-/* Returns how many nodes read a tensor, with a keeper as one. */
+/* Returns how many node inputs read a tensor, plus 1 if the tensor is kept. */
 int op_readers(const Graph *graph, TensorId tensor);
 /* Returns the output of Op.measured, or TENSOR_NONE. */
 TensorId op_measured(const Node *node);

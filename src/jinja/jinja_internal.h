@@ -82,7 +82,7 @@ typedef struct Macro Macro;
 typedef struct LoopState LoopState;
 struct Value {
     ValueKind kind;
-    bool markup; /* a text from `safe`, or made from one: text that is added to it is escaped */
+    bool markup; /* the text is the result of `safe`, or derived from one: text that is added to it is escaped */
     union {
         bool truth;
         int64_t integer;
@@ -262,7 +262,7 @@ static inline Value value_bool(bool truth) { return (Value){.kind = VALUE_BOOL, 
 static inline Value value_int(int64_t integer) { return (Value){.kind = VALUE_INT, .integer = integer}; }
 static inline Value value_real(double real) { return (Value){.kind = VALUE_REAL, .real = real}; }
 static inline Value value_text(Text text) { return (Value){.kind = VALUE_TEXT, .text = text}; }
-/* Returns a text that is made from `value`. */
+/* Returns `text` as derived from `value`: with its markup flag. */
 static inline Value value_like(Value value, Text text) { return (Value){.kind = VALUE_TEXT, .markup = value.markup, .text = text}; }
 static inline Value value_undefined(Text name) { return (Value){.kind = VALUE_UNDEFINED, .text = name}; }
 static inline bool value_is_text(Value value) { return value.kind == VALUE_TEXT; }

@@ -137,8 +137,8 @@ static ResidualNorm add_block(Builder *b, const Decoder *d, TensorId block, Tens
     return h;
 }
 
-/* Appends attention and its residual add. Returns the layer's last block before its own residual add, whose norms the caller
- * sets. */
+/* Appends attention with its residual add, and the MLP. Returns the MLP's result; the caller appends its
+ * residual add. */
 static TensorId append_blocks(Builder *b, const Decoder *d, const LayerSpec *layer, ResidualNorm *h) {
     TensorId block = attention(b, d, &layer->attention, h->normed);
     Norms norms = {.after = declare_norm(b, d, layer->after_attention), .next = declare_norm(b, d, layer->before_mlp)};
@@ -180,9 +180,9 @@ static TensorId embed_tokens(Builder *b, const Decoder *d, TensorId tokens, Tens
     return builder_scatter(b, builder_embed(b, &lookup));
 }
 
-/* Appends the layer for multi-token prediction, which follows the model's layers in folders
- * (DeepSeek-V3, arXiv 2412.19437, section 2.2): with the last layer's result h after the last norm, and
- * the embedding e of the next token, the layer's input is eh_proj [enorm(e); hnorm(h)]. Its result
+/* Appends the layer for multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2). In folders,
+ * its index follows those of the model's layers. h is the last layer's result after the last norm, and e
+ * is the embedding of the next token. The layer's input is eh_proj [enorm(e); hnorm(h)]. Its result
  * passes shared_head.norm, and then the model's head. */
 static TensorId append_prediction(Builder *b, const Decoder *d, TensorId normed, TensorId embedding) {
     const int64_t width = b->config->width;

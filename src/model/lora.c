@@ -47,7 +47,7 @@ char *parameter_module(const char *parameter) {
     return memory_format("%.*s", (int)stem, parameter);
 }
 
-/* Returns whether a layer gets an adapter, for training or as one of several of generation. */
+/* Returns whether a layer gets an adapter, in training or from an AdapterSet in generation. */
 static bool gets_adapter(const Builder *b, const char *module, LoraGroup group) {
     const AdapterSet *set = &b->slot_sizes.adapters;
     for (int i = 0; i < set->count; i++)
@@ -177,8 +177,8 @@ typedef struct LayerPart {
     int64_t column;
 } LayerPart;
 
-/* Adds to y the result of each row's own adapter. The tables of a part are A of all adapters, each with
- * the A matrices of all layers, and B of each layer with those of all adapters. */
+/* Adds to y the result of each row's own adapter. A part has two tables: `down` holds, adapter by adapter,
+ * the A matrices of all layers; `up` holds, layer by layer, the B matrices of all adapters. */
 static TensorId adapt_groups(Builder *b, TensorId x, TensorId y, const LayerPart *part, LoraGroup group) {
     Graph *graph = b->graph;
     const AdapterSet *set = &b->slot_sizes.adapters;

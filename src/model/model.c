@@ -53,7 +53,7 @@ static void declare_policy(Model *model) {
         .sums = graph_tensor(model->graph, ARENA_METRIC, TYPE_WIDE, 1, &sums, "policy_sums")};
 }
 
-/* Without a loss, the inputs of the layer exist so that its parameters do. */
+/* Without a loss, declares only the input that makes the decoder append the layer and its parameters. */
 static void declare_prediction(Model *model, bool loss) {
     int64_t one = 1;
     PredictionTensors *p = &model->prediction;
@@ -286,7 +286,7 @@ void model_take_rows(const Model *model, int32_t *rows, const int32_t *whole) {
         for (int which = 0; which < 2; which++, rows += chunk) memcpy(rows, whole + mesh_chunk(mesh, which) * chunk, chunk * sizeof *rows);
 }
 
-/* Row r continues in row r + 1 if both are in one text, whose positions count up. */
+/* Row r + 1 continues row r if its position is one more: both are then in the same text. */
 void model_take_prediction(const Model *model, const TextRows *whole, int32_t *tokens, int32_t *targets) {
     int64_t rows = model->sequences * model->length;
     SCOPED_FREE int32_t *next_tokens = memory_allocate(2 * (size_t)rows * sizeof *next_tokens);

@@ -52,14 +52,14 @@ static inline bool model_makes_images(const ModelConfig *config) { return family
 /* Returns the tokens of the shortest sequence. */
 static inline int64_t model_least_length(const ModelConfig *config) { return model_makes_images(config) ? config->text_tokens + 1 : 1; }
 
-/* Adapters of a model of which generation has several at once, unmerged: each sequence uses one or
- * none. Borrowed. */
+/* The unmerged adapters that generation can use at once; each sequence uses one of them or none.
+ * Borrowed. */
 typedef struct AdapterSet {
     int count;               /* 0: none */
     const LoraConfig *items; /* each has passed lora_check_unmerged */
 } AdapterSet;
-/* Returns the rank of all adapters in tables: the largest, rounded up to full chunks of a GPU. An
- * adapter with a smaller rank has zeros. */
+/* Returns the rank of the tables, which all adapters share: the largest rank, rounded up to a GPU's chunk.
+ * Adapters of smaller rank are padded with zeros. */
 int64_t adapter_set_rank(const AdapterSet *set);
 
 /* The place of the adapters of a layer NAME.weight in tables of a program, tensors of the state arena:
@@ -91,7 +91,7 @@ typedef struct PredictionTensors {
     TensorId tokens;  /* INT32 [rows]: the next token; any token if the text ends before it */
     TensorId targets; /* INT32 [rows]: the target of the next row; -1: none */
     TensorId scale;   /* WIDE [1]: Model.scale times ModelConfig.mtp_weight */
-    TensorId loss;    /* WIDE [1]: with this scale */
+    TensorId loss;    /* WIDE [1]: multiplied by `scale` */
 } PredictionTensors;
 
 /* Inputs and results of a built model; TENSOR_NONE if the mode has none. */
@@ -154,8 +154,8 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error);
 /* ERROR_CHECKPOINT names targets of an adapter_config.json that the model lacks. */
 bool lora_check_named(const ModelConfig *config, const LoraConfig *lora, Error *error);
-/* ERROR_USAGE names an adapter that generation cannot have unmerged: of experts, of a router, or a
- * table that is trained whole or in rows (model/lora.c). */
+/* ERROR_USAGE names a parameter that generation cannot use unmerged: an adapter of experts or of a
+ * router, or a table that is trained whole or in rows (model/lora.c). */
 bool lora_check_unmerged(const ModelConfig *config, const LoraConfig *lora, Error *error);
 /* Builds the smallest program of the whole model, to list its parameters; `lora` may be NULL. */
 Model model_describe(const ModelConfig *config, const LoraConfig *lora, Precision precision);
@@ -165,7 +165,8 @@ void model_free(Model *model);
  * to an input of model->rows. */
 void model_take_rows(const Model *model, int32_t *rows, const int32_t *whole);
 
-/* The same for the inputs of Model.prediction, from the tokens, targets and positions of a microbatch. */
+/* Sets this rank's rows of PredictionTensors.tokens and targets from the tokens, targets and positions of
+ * a whole microbatch. */
 typedef struct TextRows { const int32_t *tokens, *targets, *positions; } TextRows;
 void model_take_prediction(const Model *model, const TextRows *whole, int32_t *tokens, int32_t *targets);
 

@@ -39,7 +39,7 @@ void program_stop(Program *program);
 void program_free(Program *program);
 
 /* Writes the inputs of multi-token prediction, if the program has it, for a microbatch of `rows`; NULL: an
- * empty one. Model.scale has been written. */
+ * empty one. Write Model.scale before this call. */
 void program_put_prediction(const Program *program, const TextRows *rows, double weight);
 
 /* The microbatches of a step, and what is done before and after each of them. */

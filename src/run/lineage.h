@@ -49,8 +49,8 @@ bool lineage_write(
 /* Checks that the newest checkpoint of `run`, with this metadata, was saved by the run of this
  * folder, with the model in its config.yaml, `config`: ERROR_CHECKPOINT. */
 bool lineage_check_weights(const char *run, const json_t *metadata, const Config *config, Error *error);
-/* Checks that `base`, init= of a run with adapters or the same model in another place, has the weights
- * on which the adapters were trained: ERROR_CHECKPOINT. */
+/* Checks that `base` has the weights on which the adapters of `run` were trained: ERROR_CHECKPOINT. `base`
+ * is the run's init=, or a copy of it in another place. */
 bool lineage_check_base(const char *run, const Config *config, const char *base, Error *error);
 /* Returns the content of RUN/run.json; NULL on failure: FINDING_ABSENT, FINDING_DAMAGED, or
  * unreadable now. The caller owns the reference. */

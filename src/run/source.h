@@ -22,10 +22,9 @@ bool source_check_run_alone(const char *run, Error *error);
  * that is not a run, model and precision are set and all else has its default. ERROR_CHECKPOINT if
  * the kind of the folder is unknown, or smelt does not support its model. */
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error);
-/* Returns whether it is a configuration file: its name ends in .yaml or .yml, and it is not a run. */
+/* Returns whether `path` is a configuration file: its name ends in .yaml or .yml, and it is not a run. */
 bool source_is_configuration(const char *path);
-/* Reads the model of a configuration file, with the "key=value" of `settings`, which has no weights
- * yet. Model, precision, seed and data.tokenizer are set ("bytes" if neither the tokenizer nor the
+/* Reads the model of a configuration file with the "key=value" of `settings`. The model has no weights yet. Model, precision, seed and data.tokenizer are set ("bytes" if neither the tokenizer nor the
  * vocabulary is given, since training would then read bytes) and all else has its default.
  * ERROR_USAGE if the model's weights are those of init=, or if it has adapters. */
 bool source_read_untrained(const char *path, const OptionStrings *settings, Config *config, OptionStrings *strings, Error *error);

@@ -157,8 +157,8 @@ static void begin_stop(Server *server) {
     server->stopping = true;
 }
 
-/* One step of all that is to be done; waits if there is nothing, and then takes an empty step, with
- * which ranks that follow stay connected. Returns false if the device or a rank fails. */
+/* Does one step of all work. If there is none, waits, and then makes an empty step, which keeps the
+ * connections of the ranks that follow alive. Returns false if the device or a rank fails. */
 static bool work(Server *server, double *look, Error *error) {
     pthread_mutex_lock(&server->lock);
     if (log_seconds() >= *look) {

@@ -14,9 +14,8 @@ bool adapter_load_base(Session *session, const char *folder, const Config *origi
 /* Fills this rank's part of the adapters from the folder or the run that lora.start names. The
  * caller then calls session_spread_weights. ERROR_USAGE if they do not fit the configuration. */
 bool adapter_load_start(Session *session, Error *error);
-/* Opens the newest adapters of a run, or the adapters of a folder, apart from their base, in `precision`,
- * that of the run's training for fp64 alone. Their graph also has the base's parameters, whose pages are
- * never touched. The caller closes `adapters`, also after a failure. */
+/* Opens the newest adapters of a run, or the adapters of a folder, in `precision`, without the values of
+ * their base. Their graph also has the base's parameters, whose pages are never touched. The caller closes `adapters`, also after a failure. */
 bool adapter_load_alone(HostModel *adapters, const char *name, const Config *config, Precision precision, int64_t *step, Error *error);
 /* Returns whether the last parts of two folder paths, or of two Hugging Face names, are equal. */
 bool adapter_same_name(const char *a, const char *b);

@@ -1,6 +1,6 @@
-/* Reads adapters by name, and puts them into the tables of an engine. A table has the rank of the
- * largest adapter; smaller ones, and layers that an adapter lacks, are zero. The factor alpha / rank
- * is multiplied into B before B is rounded, so the engine does not know it. */
+/* Reads adapters by name, and puts them into the tables of an engine. A table has the largest rank of all
+ * adapters; smaller adapters are padded with zeros, and layers that an adapter lacks are zero. B is
+ * multiplied by the factor alpha / rank before it is rounded, so the engine does not need the factor. */
 #include "session/adapter_set.h"
 
 #include <assert.h>
@@ -25,7 +25,7 @@
 
 /* -- Reading the option -------------------------------------------------------------------------------------------- */
 
-/* A PEFT folder. Its base is the model, whatever name the folder has for it, as in FOLDER@MODEL. */
+/* Opens a PEFT folder. Its base is the model, whatever base the folder names, as in FOLDER@MODEL. */
 static bool open_peft_adapter(NamedAdapter *a, const char *value, const char *folder, const Config *config, Error *error) {
     SCOPED(peft_close) PeftFolder peft = {0};
     SCOPED_FREE char *path = adapter_folder(value);
@@ -70,7 +70,7 @@ static bool check_shared_tokenizer(const NamedAdapter *a, const char *folder, co
                            a->source, folder);
 }
 
-/* Returns the same adapters on the model's own values, whatever the run quantizes. */
+/* Returns the run's adapters for an unquantized base. */
 static LoraConfig on_own_base(const NamedAdapter *a) {
     LoraConfig lora = a->config.lora;
     lora.base = LORA_BASE_SAME;
@@ -138,7 +138,7 @@ int adapter_set_find(const NamedAdapters *adapters, const char *name) {
     return 0;
 }
 
-/* Training rounds A x and then the product with the factor; only a power of two changes no digit. */
+/* Training rounds A x, and then its product with the factor. Only a power of two adds no second rounding. */
 bool adapter_set_check_exact(const NamedAdapters *adapters, const Device *device, Error *error) {
     int exponent;
     if (adapters->count && !device_info(device)->exact_groups)
@@ -214,7 +214,7 @@ static void fill_up(const TableFill *fill, const AdapterPlace *place) {
     upload_rows(fill, place->b, place->b_first + fill->index * place->columns, place->columns, fill->rank, rows);
 }
 
-/* The adapters of a run may be those of a model of other sizes. */
+/* Checks the shapes, because a run's adapters may belong to a model of another size. */
 static bool check_same_halves(const Graph *own, const Graph *whole, Error *error) {
     int trained = 0;
     for (int i = 0; i < own->parameter_count; i++) {

@@ -1,5 +1,4 @@
-/* Several adapters of one model, which an engine has at once, unmerged (EngineSizes.adapters). Each
- * has the name that requests choose it by. */
+/* The unmerged adapters of an engine (EngineSizes.adapters). Requests choose an adapter by its name. */
 #pragma once
 
 #include "session/weights.h"
@@ -21,8 +20,7 @@ typedef struct NamedAdapters {
 
 /* Reads an option adapters=, a JSON object of names and sources, for the model `folder` with the
  * configuration `config`, which must outlive the adapters. An empty option: none. ERROR_USAGE and
- * ERROR_CHECKPOINT name an adapter that is not one of this model, or that generation cannot have
- * beside others. */
+ * ERROR_CHECKPOINT name an adapter of another model, or one that generation cannot use beside others. */
 bool adapter_set_open(NamedAdapters *adapters, const char *option, const char *folder, const Config *config, Error *error);
 void adapter_set_close(NamedAdapters *adapters);
 AdapterSet adapter_set(const NamedAdapters *adapters);

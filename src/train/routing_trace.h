@@ -1,9 +1,9 @@
-/* Traces of routers: which experts the routers of a training chose for the rows of one microbatch.
+/* Traces of routers: the experts that the routers of a training run chose for the rows of one microbatch.
  * `routing_trace=FILE` records one, and `smelt bench train bench.routing=trace` reads it.
  *
  * The file is in the safetensors format: a tensor layers.N.experts I32 [rows, k] for each layer N
  * with experts, and the metadata format="smelt routing trace", experts and experts_per_token. The
- * value `experts` is the class of rows that skip the experts, in families that have it. */
+ * value `experts` means that the row skips the experts, in families that can. */
 #pragma once
 
 #include "ckpt/ckpt.h"

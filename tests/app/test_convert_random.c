@@ -1,5 +1,4 @@
-/* `smelt convert CONFIG.yaml OUT`: a model folder with the weights with which a training starts, written in bounded
- * memory. */
+/* `smelt convert CONFIG.yaml OUT` writes a model folder with the initial weights of a training run, in bounded memory. */
 #include <sys/resource.h>
 
 #include "support/ranks_run.h"
@@ -12,8 +11,8 @@ static void say(const char *path, const char *text) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* fp32 holds the initial weights exactly, so every step has the same bits. Another seed gives other losses, and the
- * bytes of bf16 are only near. */
+/* fp32 holds the initial weights exactly, so every step has the same bits. Another seed gives other
+ * losses. */
 static void a_folder_of_random_weights_is_the_start_of_a_training(void **state) {
     (void)state;
     train_good("precision=fp32 seed=7 stop_at=4 run=a");
@@ -29,7 +28,7 @@ static void a_folder_of_random_weights_is_the_start_of_a_training(void **state) 
     json_decref(third);
 }
 
-/* A GGUF file and a folder in several files, of the same seed, hold the same model as one folder. */
+/* With the same seed, a GGUF file and a folder with several files hold the same model as a folder with one file. */
 static void every_form_of_output_holds_the_same_weights(void **state) {
     (void)state;
     say("c.yaml", "model: {family: llama, width: 64, layers: 2, heads: 2, kv_heads: 1, vocabulary: 300}\nprecision: fp32\n");

@@ -184,7 +184,7 @@ static void what_is_no_prompt_is_refused_by_its_line(void **state) {
 
 #define ADAPTER "init=r data.length=16 batch.sequences=2 batch.tokens=32 steps=8 schedule.warmup=0 eval.sample_tokens=0 eval.every=0 lora.targets=attention "
 
-/* A run, a PEFT folder and the base, in one batch: each row gets what its merged model alone gives. */
+/* A run, a PEFT folder and the base in one batch: each row gets the output of its merged model alone. */
 static void each_prompt_gets_its_adapter(void **state) {
     (void)state;
     static const char *const alone[] = {"r", "one", "two"}, *const names[] = {NULL, "first", "second"};

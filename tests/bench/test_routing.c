@@ -1,5 +1,5 @@
-/* The routing that `smelt bench train` gives to experts: what it makes, what a training records, and that the experts
- * follow it. */
+/* The routing of `smelt bench train`: the choices that it makes, the trace that a training run records, and that the experts use
+ * the given choices. */
 #include "backend/backend.h"
 #include "bench/routing_internal.h"
 #include "program/program.h"

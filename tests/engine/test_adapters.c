@@ -1,5 +1,5 @@
-/* Several adapters in one engine: what the rows of each get is what a model with this adapter alone gives, merged into its
- * weights or as training has it, whatever adapters the other rows have. On the GPU of SMELT_TEST_DEVICE, or on the CPU. */
+/* Several adapters in one engine: the rows of an adapter get the results of a model with this adapter alone, either merged into
+ * the weights or as in training. The adapters of other rows do not matter. On the GPU of SMELT_TEST_DEVICE, or on the CPU. */
 #include <math.h>
 #include <omp.h>
 #include <setjmp.h>
@@ -155,7 +155,7 @@ static double log_probability(const double *logits, int64_t count, int32_t token
     return logits[token] - largest - log(sum);
 }
 
-/* Returns by how much the log-probabilities of a text differ at most from those of a merged model in fp64. */
+/* Returns the largest difference of a text's log-probabilities from those of a merged model in fp64. */
 static double compare_merged(const Config *config, const Text *text) {
     Error error = {0};
     double most = 0;
@@ -248,8 +248,8 @@ static void fp32_rows_do_not_depend_on_their_neighbors(void **state) {
 
 /* -- In bf16 on the device ----------------------------------------------------------------------------------------- */
 
-/* Weights and activations have 8 significant bits, whose rounding moves a log-probability by 0.2 at most here; another adapter,
- * and so a wrong sign or another factor, moves one by more than 1. */
+/* Weights and activations have 8 significant bits. Their rounding changes a log-probability by at most 0.2 here; a wrong adapter,
+ * sign or factor changes one by more than 1. */
 static void bf16_rows_are_near_their_merged_model(void **state) {
     (void)state;
     OptionStrings strings = {0};

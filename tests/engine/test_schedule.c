@@ -1,5 +1,5 @@
-/* The engine with fewer cache rows than its sequences may need: whatever is moved or computed again, in whatever order requests
- * arrive, wait and are cancelled, a sample has the bits that it has alone. */
+/* The engine with fewer cache rows than its sequences may need. A sample gets the bits that it gets alone, whichever sequences are
+ * moved or recomputed, and in whichever order requests arrive, wait and are cancelled. */
 #include <math.h>
 #include <omp.h>
 #include <setjmp.h>
@@ -25,7 +25,7 @@ typedef struct Sample {
     bool waits;
 } Sample;
 
-/* A request, and what its samples get. */
+/* A request, and the results of its samples. */
 typedef struct Asked {
     int number;
     int32_t prompt[MOST_PROMPT];

@@ -217,7 +217,7 @@ static LoraColumns group_columns(const Case *c, int i) {
     return c->flag3 ? some[i] : all[i];
 }
 
-/* Rows of three groups, the second of which is empty, and of none, unless flag is set. */
+/* Rows of three groups, the second of which is empty; unless flag is set, some rows have no group. */
 static void put_group_offsets(const Case *c, int32_t offset[GROUPS + 1]) {
     offset[0] = 0;
     offset[1] = offset[2] = (int32_t)(c->rows / 3);

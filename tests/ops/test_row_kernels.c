@@ -239,8 +239,9 @@ static void experts_of_a_row_are_two_kernels(void **state) {
 }
 
 /* Sums of numbers that are rounded before or after they are divided may be rounded to neighbors, which differ by up to
- * 2^-7; a square doubles that, and is rounded again. A wrong norm or residual is off by much more. Groups for more blocks than
- * a GPU has room for; a row too long to be held, whose norm stays apart. */
+ * 2^-7; a square doubles that, and is rounded again. A wrong norm or residual is off by much more. The cases
+ * include more groups than the blocks that a GPU has room for, and a row too long for a block to hold, whose norm has its own
+ * kernel. */
 static void a_norm_joins_the_gemm_that_reads_it(void **state) {
     (void)state;
     const double tolerance = 0.02;

@@ -120,7 +120,7 @@ static int run_printed(const char *kernel) {
     return launch(timing, kernel, shape, (void *[]){&zeros, &n}, NULL);
 }
 
-/* What a child prints of the kernel: the text after `before`. */
+/* Returns the text after `before` in the child's output about the kernel. */
 static const char *printed(const char *kernel, const char *before, char output[4096]) {
     char command[1024];
     snprintf(command, sizeof command, "env -u ROCEMU_TIME_CSV ROCEMU_TIME_RANGE=1 '%s' %s 2>&1", program, kernel);
@@ -132,8 +132,8 @@ static const char *printed(const char *kernel, const char *before, char output[4
     return at + strlen(before);
 }
 
-/* One of 16 blocks multiplies, on one SIMD of the first die's units; the launch takes as long as it. Blocks of the other dies are taken to be
- * like those of the first. */
+/* One of 16 blocks multiplies, on one SIMD of the first die's units; the launch takes as long as it. The model assumes that blocks
+ * of the other dies are like those of the first. */
 static void shares_count_idle_units(void **state) {
     char output[4096];
     (void)state;
@@ -143,7 +143,7 @@ static void shares_count_idle_units(void **state) {
     if (share < expected - 0.1 || share > expected + 0.1) fail_msg("%.2f%% instead of %.2f%%", share, expected);
 }
 
-/* LDS of gfx950 may read half as fast; of gfx942 only latencies are open. */
+/* LDS of gfx950 may read half as fast; for gfx942 only latencies are unknown. */
 static void ranges_say_what_is_unknown(void **state) {
     char output[4096];
     (void)state;

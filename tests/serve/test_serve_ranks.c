@@ -1,4 +1,4 @@
-/* `smelt serve` on two ranks that divide the model: it answers as one process does, and whatever ends one rank ends both. */
+/* `smelt serve` on two ranks that divide the model gives the answers of one process. If one rank ends, both end. */
 #include "base/scope.h"
 #include "support/served.h"
 
@@ -114,7 +114,7 @@ static void both_ranks_use_the_adapter_of_a_request(void **state) {
     end(&one);
 }
 
-/* The other rank ends the samples of clients that went away too: what comes later is what it is without them. */
+/* If a client disconnects, the other rank also ends its samples, so later answers are the same as without this client. */
 static void samples_end_on_both_ranks(void **state) {
     (void)state;
     make_run_for_two();

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Models the cycles of kernels on emulated GPUs (tests/rocemu/test_cycles.c) and writes the table of all targets.
-# With ROCEMU_TIME_RANGE=1 also the range of cycles by what is unknown of the cards.
+# ROCEMU_TIME_RANGE=1 adds the range of cycles over the unknown properties of the cards.
 # Usage: cycles.sh OUTPUT.csv CASES EMULATOR_FOLDER PROGRAM TARGET...     (CASES: small, all, or the beginning of a name)
 set -eu
 output=$1 cases=$2 emulator=$(realpath "$3") program=$4

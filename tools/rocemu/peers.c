@@ -59,7 +59,8 @@ static bool grow_looks(Peers *peers) {
     return true;
 }
 
-/* The entry of a word and a reader, which is NULL for a word that the workgroup writes; a new one if there is none. NULL after a report. */
+/* Returns the entry of a word and a reader, and adds it if there is none. The reader is NULL for a word that the workgroup writes.
+ * NULL after a report. */
 static Look *look_at(Wave *wave, const Instruction *in, uint64_t address, Wave *reader) {
     Peers *peers = wave->group->peers;
     if (!peers) peers = wave->group->peers = calloc(1, sizeof *peers);

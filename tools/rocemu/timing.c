@@ -49,7 +49,7 @@ static const char *setting(void) {
     return value && strcmp(value, "0") ? value : NULL;
 }
 bool timing_enabled(void) { return setting(); }
-/* ROCEMU_TIME_RANGE=1: also the cycles if what is unknown were otherwise, which takes up to three times as long. */
+/* ROCEMU_TIME_RANGE=1 also computes the range of cycles over the unknown properties of a card, which takes up to three times as long. */
 static bool wants_range(void) {
     const char *value = getenv("ROCEMU_TIME_RANGE");
     return value && strcmp(value, "0") != 0;
@@ -270,7 +270,7 @@ static uint64_t *count_executions(const Timing *timing) {
 /* Cycles of all units of the traced workgroups. */
 typedef struct UnitCycles { double matrix, vector, local, operations; } UnitCycles;
 
-/* The costs of all slots that were executed, and what they sum up to. NULL: out of memory. */
+/* Returns the costs of all executed slots, and adds their cycles to *sum. NULL: out of memory. */
 static Cost *make_costs(const Timing *timing, UnitCycles *sum) {
     const Program *program = timing->launch->kernel->program;
     uint64_t *executions = count_executions(timing);
@@ -308,7 +308,7 @@ static void find_worst(const Timing *timing, const Replay *replay, TimingResult 
     }
 }
 
-/* Of the launch, from those of the replay; at least what memory needs. */
+/* Returns the launch's cycles, scaled up from those of the replay; at least the time that memory needs. */
 static double launch_cycles(const Timing *timing, const Part *part, const Traffic *traffic, uint64_t replayed) {
     double longer = timing->all_rounds ? 1 : part->mean * (double)timing->unit_blocks / part->sum;
     return fmax((double)replayed * longer, traffic->memory_bytes / timing->machine->memory_rate * timing->machine->clock);

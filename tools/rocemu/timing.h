@@ -15,7 +15,7 @@ enum { SIMDS = 4, TURN = 4, LINE_BYTES = 128, SEGMENT_BYTES = 64 };
 /* Where a line of 128 bytes comes from. */
 typedef enum Level { LEVEL_L1, LEVEL_L2, LEVEL_SHARED_CACHE, LEVEL_MEMORY, LEVELS } Level;
 
-/* How LDS may serve a wavefront. `order`: quads of lanes in the order in which reads of 16 bytes take them, a phase after the other. A phase
+/* How LDS may serve a wavefront. `order`: quads of lanes in the order in which reads of 16 bytes take them, one phase after another. A phase
  * reads or writes each bank once. */
 enum { QUADS = LANES / 4, MOST_RULES = 3 };
 typedef struct LocalRule {
@@ -44,13 +44,13 @@ const Machine *machine_find(const char *target);
 /* Workgroups that fit a compute unit: by registers, LDS, wavefront slots. 0: not even one. */
 int machine_occupancy(const Machine *machine, const Kernel *kernel, unsigned threads, uint64_t lds_bytes);
 
-/* The model, and the least and the most that it would say if what is unknown were otherwise: rules of LDS, and latencies. */
+/* The modelled value, and its least and largest value over the unknown properties of a card: rules of LDS, and latencies. */
 typedef enum Bound { BOUND_MODEL, BOUND_LOW, BOUND_HIGH, BOUNDS } Bound;
 enum { LOCAL_BITS = 10 };
 /* Cycles that LDS needs for one access of a wavefront: LOCAL_BITS for each Bound. */
 uint32_t machine_local_cycles(const Machine *machine, const uint32_t address[LANES], uint64_t exec, unsigned bytes, LocalAccess access);
 static inline uint32_t local_cycles_of(uint32_t packed, Bound bound) { return packed >> LOCAL_BITS * bound & ((1u << LOCAL_BITS) - 1); }
-/* The machine with latencies as they may be. */
+/* Returns the machine with the latencies of a bound. */
 Machine machine_at(const Machine *machine, Bound bound);
 
 /* -- Costs of instructions ----------------------------------------------------------------------------------------- */
@@ -97,7 +97,7 @@ typedef struct Access {
     bool scalar;
     uint16_t level[LEVELS];
 } Access;
-/* Instructions that were executed one behind the other, from a slot of the program to the one before `end`. */
+/* Instructions that were executed one after another, from a slot of the program to the one before `end`. */
 typedef struct TraceRun { uint32_t slot, end, count; } TraceRun;
 struct WaveTrace {
     TraceRun *run;
@@ -106,7 +106,7 @@ struct WaveTrace {
     uint64_t *line; /* address / LINE_BYTES */
     size_t runs, values, accesses, lines, run_capacity, value_capacity, access_capacity, line_capacity;
     uint64_t executed, local_cycles; /* instructions; of LDS */
-    uint32_t next_slot;              /* behind the last instruction */
+    uint32_t next_slot;              /* after the last instruction */
     const Launch *launch;
     const Machine *machine;
     bool failed; /* out of memory */

@@ -10,7 +10,8 @@
 
 /* Quads of lanes as reads of 16 bytes take them. MI300X: an AMD engineer's table (triton-lang/triton #11365, August 2026), and conflicts
  * that others measured. MI355X: the same table, and conflicts that HipKittens measured, with 64 banks for reads of 8 and 16 bytes and
- * 32 for stores. Of MI250X nothing is published: that order, neighbours, or both halves of the wavefront. */
+ * 32 for stores. Nothing is published for MI250X: it may have the order of MI300X, pair neighbors, or pair both
+ * halves of the wavefront. */
 static const uint8_t crosswise[QUADS] = {0, 5, 1, 4, 2, 7, 3, 6, 8, 13, 9, 12, 10, 15, 11, 14},
                      crosswise_16[QUADS] = {0, 3, 5, 6, 1, 2, 4, 7, 8, 11, 13, 14, 9, 10, 12, 15},
                      neighbours[QUADS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},

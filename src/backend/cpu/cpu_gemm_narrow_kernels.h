@@ -8,8 +8,8 @@
  * small L2 cache. */
 enum { NARROW_AHEAD = 128 << 10 };
 
-/* Up to SINGLE_ROWS rows of A are laid one after the other, more rows as vectors of adjacent rows.
- * More than MOST_ROWS rows repay the packing of B. With the smallest vectors 5 rows do already. */
+/* Up to SINGLE_ROWS rows of A are packed one after the other; more rows are packed as vectors of adjacent
+ * rows. With more than MOST_ROWS rows, packing B pays off. Without AVX2 it pays off from 5 rows on. */
 #if SCALED
 #define FOR_NARROW_ROWS FOR_ROWS_16
 enum { SINGLE_ROWS = 4, MOST_ROWS = 16, NARROW_ROWS = MOST_ROWS };

@@ -7,8 +7,9 @@
  * preceding kernel has made x.
  *
  * Up to a k of GEMV_HELD the kernel fills the GPU once. Its blocks hold x, go from group to group,
- * and load the next group while they sum one. x may then be the RMSNorm of a residual add, which each
- * block computes itself (GemvNorm). The sums do not wait for the norm's mean: with s = block + stream,
+ * and load the next group while they sum the current one. x may then be the RMSNorm of a residual add,
+ * which each block computes itself (GemvNorm). The sums are scaled after they are added: with s = block +
+ * stream,
  *     y = (s gain / rms(s)) B = ((s gain) B) / rms(s),
  * and s gain is rounded to bf16 where the norm's own kernel rounds s gain / rms(s). */
 #pragma once
@@ -29,7 +30,7 @@ typedef struct Gemv {
     int64_t ldb;
     int32_t n, k;
     int32_t b_lasts;        /* Gemm.b_lasts */
-    int32_t groups, blocks; /* of lines; of the grid: gemv_shape sets them */
+    int32_t groups, blocks; /* groups of lines, and blocks in the grid: gemv_shape sets both */
 } Gemv;
 
 enum {
@@ -38,7 +39,7 @@ enum {
     GEMV_STEP = GEMV_THREADS * GEMV_CHUNK,
     GEMV_LOADS = 8,   /* of B in flight per thread: of 8 lines, or of 4 */
     GEMV_HELD = 4096, /* up to this k a block holds x */
-    GEMV_PLACES = 2,  /* blocks per processor that have room */
+    GEMV_PLACES = 2,  /* blocks that fit on one processor */
 };
 
 #ifdef GPU_DEVICE
@@ -122,7 +123,7 @@ INLINE float multiply_group(const Gemv *a, int32_t group, int32_t half, const in
  * each: lines * chunks == GEMV_LOADS. Without chunks, a block has one group, of any k. */
 typedef struct GemvForm {
     int lines, chunks;
-    bool normed; /* x is made as in GemvNorm */
+    bool normed; /* x is computed from Gemv.norm */
 } GemvForm;
 
 typedef struct GemvStream {
@@ -131,7 +132,7 @@ typedef struct GemvStream {
     int turn;    /* the half of the shared memory in use */
 } GemvStream;
 
-/* Returns a chunk of s gain; adds to the squares of s. The first block writes s. */
+/* Returns a chunk of s gain, and adds the squares of s to *squares. The grid's first block writes s. */
 INLINE u32x4 make_chunk(const Gemv *a, int32_t at, float *squares) {
     const GemvNorm *norm = &a->norm;
     u32x4 x = {0, 0, 0, 0};
@@ -153,7 +154,7 @@ INLINE void load_group(GemvStream *s, const Gemv *a, int32_t group, int32_t half
         load_chunk(line_of_group(a, group, half, form.lines, l), c * GEMV_STEP + thread_id() * GEMV_CHUNK, a->k);
 }
 
-/* Begins with the block's first group. */
+/* Loads x and starts to load the block's first group. */
 INLINE GemvStream stream_begin(const Gemv *a, int32_t half, GemvForm form) {
     static SHARED float scratch[GEMV_THREADS / WAVE];
     GemvStream s = {.scale = 1, .turn = 0};
@@ -189,7 +190,7 @@ INLINE float stream_next(GemvStream *s, const Gemv *a, int32_t group, int32_t ha
 /* The groups of a block. */
 #define FOR_GROUPS(group, gemv) for (int32_t group = block_x(); group < (gemv)->groups; group += (gemv)->blocks)
 
-/* X(end of the name, form): the forms that kernels exist in, in the order of gemv_kernel. */
+/* X(suffix of the name, form): the forms of kernels that exist, in the order of gemv_kernel. */
 #define GEMV_FORMS(X) X(deep, ((GemvForm){4, 0, false})) X(4, ((GemvForm){4, 2, false})) X(8, ((GemvForm){8, 1, false}))
 #define GEMV_NORMED_FORMS(X) X(normed_4, ((GemvForm){4, 2, true})) X(normed_8, ((GemvForm){8, 1, true}))
 
@@ -206,7 +207,7 @@ static inline int gemv_kernel(const Gemv *gemv) {
     return (gemv->k > GEMV_HELD ? 0 : gemv_lines(gemv->k) / 4) + (gemv->norm.stream ? 2 : 0);
 }
 
-/* Returns the grid for a GPU of so many processors, and sets the gemv's groups and blocks. */
+/* Returns the grid for a GPU with `processors` processors, and sets the gemv's groups and blocks. */
 static inline LaunchShape gemv_shape(int processors, Gemv *gemv) {
     int64_t places = GEMV_PLACES * (int64_t)processors;
     gemv->groups = (int32_t)divide_up(gemv->n, gemv_lines(gemv->k));

@@ -115,7 +115,8 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
 
 #endif
 
-/* `waves`: of a block, of which `share_of_waves` share a SIMD on AMD; `share`: the same of soft-capped scores. */
+/* `waves`: waves per block; `share_of_waves`: waves per SIMD on AMD; `share`: waves per SIMD of the kernel
+ * with soft-capped scores. */
 #define FORWARD_PASS(width, columns, waves, share_of_waves, share) \
     KERNEL(attention_##width, AttentionForward) {            \
         WAVE_BOUNDS(64 * (waves), share_of_waves);           \
@@ -228,7 +229,7 @@ int32_t attention_section(int64_t bytes, int64_t group, int64_t count) {
     return (int32_t)int_min(int_max(CACHE / bytes, 1) * group, count);
 }
 
-/* The waves of a block of attention_launch, as WAVES_OF_128 on the device. */
+/* Returns the waves per block, as FORWARD_PASS compiles the kernel for the device. */
 static int forward_waves(const Device *device, const Attention *a, int width) {
     bool in_turns = width == 128 && a->limit <= 0 && !strcmp(device_info(device)->target, "gfx90a");
     return in_turns ? ATTENTION_WAVES_IN_TURNS : ATTENTION_WAVES;

@@ -113,7 +113,7 @@ INLINE void attend_tile(Pass *p, const Attention *a, int key, const int width, c
 
 /* -- Two groups of waves in turns ---------------------------------------------------------------------------------- */
 
-/* Ends a turn. The waves of both groups reach this barrier at different places. */
+/* Ends a turn. The two groups of waves reach a barrier at different places in the code. */
 INLINE void end_turn(void) {
     __builtin_amdgcn_sched_barrier(0);
     barrier();
@@ -124,7 +124,7 @@ INLINE void end_turn(void) {
 typedef struct TurnShape { int width, columns, waves, count; } TurnShape;
 INLINE int turn_threads(TurnShape s) { return s.waves * WAVE; }
 
-/* Tiles of keys and of values have two places each: the first half of a block's waves is a turn
+/* Tiles of keys and of values are double-buffered, because the first half of a block's waves is a turn
  * ahead of the other half. */
 INLINE LOCAL bf16 *turn_keys(int side, TurnShape s) { return attention_tiles + side * s.count * s.width; }
 INLINE LOCAL bf16 *turn_values(int side, TurnShape s) { return turn_keys(2, s) + side * s.count * s.columns; }

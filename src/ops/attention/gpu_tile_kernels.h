@@ -94,8 +94,8 @@ bool attention_launch_hopper(Device *device, const AttentionForward *forward, in
 
 extern __attribute__((aligned(128))) LOCAL bf16 attention_tiles[]; /* dynamic shared memory */
 
-/* Waves that share a SIMD for heads of 128 columns: half of its registers suffice on gfx942, but on
- * gfx90a only for eight waves that share a tile (gpu_forward_amd_kernels.h). */
+/* Waves per SIMD for heads of 128 columns. Two waves have enough registers on gfx942; on gfx90a only if
+ * eight waves share a tile (gpu_forward_amd_kernels.h). */
 #if defined __gfx90a__
 enum { SHARE_OF_128 = 1, WAVES_OF_128 = ATTENTION_WAVES_IN_TURNS, SHARE_IN_TURNS = 2 };
 #else

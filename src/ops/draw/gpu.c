@@ -1,9 +1,9 @@
-/* draw on a GPU (rule.c has the method). In a first kernel each section of a row has a wave, which finds
- * its largest logit and sums its weights: a pass over a vocabulary takes a single processor 13
- * microseconds. Then one block per row joins the sections in order. To find the token, it divides
- * the section that has it among its waves, and so on, until the section is one token. Thresholds, and
- * each of the likeliest tokens, take the block further passes over the row. Scratch: the results of
- * the sections. With device_set_exact tokens are drawn from logits in
+/* draw on a GPU (rule.c has the method). In the first kernel, one wave per section of a row finds the
+ * section's largest logit and sums its weights: a single processor would take 13 microseconds for a
+ * pass over a vocabulary. In the second kernel, one block per row joins the sections in order. To find
+ * the token, the block divides the section that contains it among its waves, and so on, until the
+ * section is one token. Each threshold, and each of the likeliest tokens, takes further passes over the
+ * row. Scratch: the results of the sections. With device_set_exact, tokens are drawn from logits in
  * bf16, which the loss in training reads, and a kernel of the loss computes the log-probabilities.
  *
  * draw and penalize: 4 columns or 1 per load. */
@@ -22,7 +22,7 @@ typedef struct DrawArguments {
     float GLOBAL *y;
     int64_t columns, values, most_top; /* values: columns of y */
     int32_t rounded;                   /* a boolean: read the logits in bf16 */
-    struct DrawPart GLOBAL *parts;     /* of each row, THREADS / WAVE */
+    struct DrawPart GLOBAL *parts;     /* [rows, THREADS / WAVE] */
 } DrawArguments;
 
 /* The largest logit of a section, the first token that has it (-1: none), and the sum of
@@ -33,7 +33,8 @@ typedef struct DrawMost {
     float sum;
 } DrawMost;
 
-/* Of all tokens at scale 1, and of those to draw from, below the limit, at the row's temperature. */
+/* all: over all tokens, at scale 1. drawn: over the tokens to draw from, which are below the limit, at the
+ * row's temperature. */
 typedef struct DrawPart { DrawMost all, drawn; } DrawPart;
 
 /* A row of penalize's input `choice`. */
@@ -227,9 +228,9 @@ INLINE float find_least(const GpuDrawTokens *t, bool counts, float target, LOCAL
     return value_of(low);
 }
 
-/* Returns the first token at which the running sum of weights exceeds uniform times their sum;
- * shared->sum has the sums of the row's parts. If
- * rounding hides it, that is the last token with a weight; without weights it is token 0. */
+/* Returns the first token at which the running sum of weights exceeds uniform times their sum.
+ * shared->sum has the sums of the row's parts. If rounding leaves no such token, returns the last token
+ * with a weight; if all weights are 0, token 0. */
 INLINE int32_t draw_token(const GpuDrawTokens *t, float uniform, LOCAL DrawShared *shared) {
     DrawSection section = {0, t->count};
     GpuDrawTokens single = *t;
@@ -252,7 +253,7 @@ INLINE int32_t draw_token(const GpuDrawTokens *t, float uniform, LOCAL DrawShare
 
 INLINE float draw_scale(const DrawWish *wish) { return __builtin_fminf(1 / wish->temperature, __FLT_MAX__); /* 0 times infinity is NaN */ }
 
-/* Returns the share of the part's sum among all parts, whose largest logit is `most`. */
+/* Returns the part's sum relative to `most`, the largest logit of all parts. */
 INLINE float sum_of_part(DrawMost part, float most, float scale) { return part.sum * fast_exp((part.logit - most) * scale); }
 
 /* Returns the token of a row. `most`: its largest logit and the first token that has it. */
@@ -309,7 +310,7 @@ INLINE DrawRows rows_of_block(const DrawArguments *a, const int unit) {
     return rows;
 }
 
-/* Returns what the wave measures of its part of a row of `count` tokens; no sum if the scale is 0. */
+/* Returns the wave's result for its part of a row of `count` tokens; its sum is 0 if the scale is 0. */
 INLINE DrawMost measure_part(DrawLogits row, int32_t count, int part, float scale) {
     DrawSection own = section_part((DrawSection){0, count}, part, row.unit);
     DrawAfter most = wave_most(row, own, AFTER_NONE);
@@ -422,7 +423,7 @@ static_assert(
 LAUNCHERS(draw_parts, DrawArguments, draw_parts_1, draw_parts_4)
 LAUNCHERS(draw, DrawArguments, draw_1, draw_4)
 
-/* Suffices for waves of 32 threads, as a row has a part for each wave of a block. */
+/* A row has one part per wave of a block; the smallest waves have 32 threads. */
 static int64_t draw_workspace(const Graph *graph, const Node *node) {
     return graph_rows(graph, node->in[DRAW_LOGITS]) * (THREADS / 32) * (int64_t)sizeof(DrawPart);
 }

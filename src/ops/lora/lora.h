@@ -15,15 +15,15 @@ typedef struct LoraColumns { int64_t first, count; } LoraColumns;
  * must be in ascending order and must not overlap; the rank is the width of each u_i. */
 TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const LoraColumns *columns, int adapters);
 
-/* Adapters of groups of rows: those from offset[g] to offset[g + 1] - 1 are group g. b has b_1 of every
- * group, then b_2 of every group, and so on. */
+/* Adapters of groups of rows: rows offset[g] to offset[g + 1] - 1 are group g. b has b_1 of every group,
+ * then b_2 of every group, and so on. */
 typedef struct LoraGroups {
     TensorId u, b, offset; /* offset INT32 [groups + 1] */
     int adapters;
     LoraColumns columns[LORA_MAX_ADAPTERS];
 } LoraGroups;
-/* The same with adapters of their own for each group: y + u_i b_i[g]^T. Rows from offset[groups] on stay
- * as they are. No gradient. */
+/* Like op_lora, but each group has its own adapters: y + u_i b_i[g]^T. Rows from offset[groups] on do not
+ * change. No gradient. */
 TensorId op_lora_groups(Graph *graph, TensorId y, const LoraGroups *groups);
 
 /* A frozen layer and its adapters: y = x w^T + bias, with u_i b_i^T added to columns[i]. The caller

@@ -87,8 +87,8 @@ static inline void norm_assert_vectors(const Graph *graph, const Norm *norm, int
 /* -- One row, in the kernel of the GEMM that reads it (backend/gpu/gemv.h) ----------------------------------------- */
 
 /* Returns 1 if the kernel of node `reader` can also compute the node before it: a residual_norm with
- * RMSNorm, a plain sum and at most `most` columns, of which `reader` alone reads the norm, and later
- * nodes only the residual; otherwise 0. */
+ * RMSNorm, a plain sum and at most `most` columns, whose norm only `reader` reads; otherwise 0. Later
+ * nodes may read the residual. */
 int norm_leads_row(const Graph *graph, int reader, int64_t most);
 /* Sets the operands of a residual_norm for such a kernel; in residual_gpu.c. */
 struct GemvNorm;

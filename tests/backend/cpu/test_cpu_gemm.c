@@ -315,7 +315,7 @@ static void few_rows_body(void) {
 static void few_rows_have_the_bits_of_many(void **state) { (void)state, for_each_isa(few_rows_body); }
 
 /* GEMMs of the same shape; three share their rows, and the second of these has a B that must be packed. A
- * thread keeps the rows that it laid out last. */
+ * thread keeps the rows of A that it packed last. */
 static void rows_of_a_batch_body(void) {
     enum { COUNT = 12 };
     for (int t = 0; t < TYPES; t++) {
