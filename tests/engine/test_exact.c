@@ -1,6 +1,7 @@
 /* Log-probabilities of the engine and of the training program: the bits are equal with device_set_exact, whatever the
  * slots, the other sequences, the blocks of a prompt, and the rows of the training batch. On the GPU of
  * SMELT_TEST_DEVICE, else on the CPU, which is always exact. Prints how far apart they are without it.
+ * SMELT_TEST_ROUNDS=N in the environment compares N times as many texts.
  *
  * The training batch has the finished texts in rows of their own, or one after another in one row, on a GPU each beginning
  * at a multiple of EXACT_ROWS. */
@@ -9,6 +10,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 #include <cmocka.h>
 
@@ -280,6 +282,12 @@ static Config configure(const Variety *variety, const Device *device, OptionStri
     return config;
 }
 
+/* Returns how often the comparison is repeated with other texts. */
+static int rounds(void) {
+    const char *number = getenv("SMELT_TEST_ROUNDS");
+    return number ? atoi(number) : 1;
+}
+
 /* `first`: of the random numbers. */
 static Difference compare(const Base *base, bool exact, uint64_t first) {
     Device *device = base->device;
@@ -288,8 +296,9 @@ static Difference compare(const Base *base, bool exact, uint64_t first) {
     static Text texts[REQUESTS];
     const EngineSizes schedules[] = {{.slots = 4}, {.slots = 1}, {.slots = 7, .cache_rows = 2 * context_of(device)}};
     int most = is_slow(device) ? 2 : 3;
-    for (int s = 0; s < most; s++) {
-        generate(base, schedules[s], first + 10000 * (uint64_t)s, texts);
+    for (int i = 0; i < most * rounds(); i++) {
+        int s = i % most;
+        generate(base, schedules[s], first + 10000 * (uint64_t)i, texts);
         int64_t aligned = divide_up(context_of(device), EXACT_ROWS) * EXACT_ROWS;
         int64_t stride = device_info(device)->kind == DEVICE_CPU ? SMALL_CONTEXT + 3 : aligned;
         train_texts(base, texts, s % 2 ? 3 : 1, s % 2 ? stride : context_of(device), &difference);
