@@ -25,14 +25,14 @@ TOLERANCE = {"gpt2": 1e-3, "gemma2": 1e-3, "gemma3": 1e-3, "mpt": 2e-3}
 # Of the largest logit: what rounding weights to a type costs, the same in both programs but for the order of sums, and for Q8_0
 # llama.cpp's rounding of activations to eight bits.
 TYPES = {"fp32": 2e-4, "fp16": 2e-3, "bf16": 2e-2, "q8_0": 5e-2}
-MORE_ROUNDED = {"deepseek_v2": 8, "deepseek_v2, yarn": 8, "qwen3_next": 2, "qwen3_5": 2, "qwen3_5, yarn": 2, "qwen3_5_moe": 2}  # times that of TYPES but fp32: llama.cpp has deepseek_v2 with 26 or 27 layers only, and the
-# recurrence of the delta rule carries rounding on
+MORE_ROUNDED = {"deepseek_v2": 8, "deepseek_v2, yarn": 8, "qwen3_next": 2, "qwen3_5": 2, "qwen3_5, yarn": 2, "qwen3_5_moe": 2}  # factors on TYPES, except for fp32: llama.cpp supports deepseek_v2 with 26 or 27 layers only, and the
+# delta rule's recurrence accumulates rounding errors
 SKIPPED = "zaya", "window", "mpt"  # no architecture; no window there; a scale of scores that llama.cpp has not
 DEEPSEEK = ["model.family=deepseek", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.norm_epsilon=1e-6", "model.head_dim=24", "model.rope_dim=8", "model.value_dim=12", "model.kv_lora_rank=16",
             "model.ffn=40", "model.dense_ffn=64", "model.layers=3", "model.experts=5", "model.experts_per_token=2", "model.experts_first=1", "model.shared_experts=2"]
 DELTA = ["model.heads=4", "model.kv_heads=2", "model.width=32", "model.head_dim=24", "model.ffn=40", "model.layers=4", "model.attention_period=3", "model.rope_fraction=0.5",
          "model.delta_key_heads=2", "model.delta_heads=6", "model.delta_key_dim=16", "model.delta_value_dim=16", "model.tied=false",
-         "model.init_std=0.3"]  # so that the epsilons of the norms of queries and keys, 1e-6 within the root and beside it, do not count
+         "model.init_std=0.3"]  # makes queries and keys large, so that the two programs' different epsilons in their norms have no effect
 EXPERTS = ["model.experts=5", "model.experts_per_token=2", "model.shared_experts=2", "model.renormalise=true"]
 MORE = {
     "mpt": MODELS["mpt"][:-1],

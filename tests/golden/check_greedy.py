@@ -3,9 +3,9 @@ number of slots, and those of transformers' generate, in fp32.
 
 Needs torch and transformers 5. Usage, from the repository after `make`:  python tests/golden/check_greedy.py [BUILD] [FAMILY ...]
 A row counts the sequences that differ. Rounding alone may decide between two tokens, or between two experts of a router. Therefore each first differing token
-is looked up in transformers' forward pass over the text before it, without caches: "gap" is by how much its largest logit there exceeds the logit of our token,
-at most. 0 means that this pass chooses our token. Tokens after the first differing one continue another text. Exits with 1 if a token differs between numbers
-of slots or from single sequences, or if a gap is above 1e-4.
+is looked up in transformers' forward pass over the text before it, without caches: "gap" is the largest excess of its largest logit over the logit of our
+token. 0 means that this pass chooses our token. Tokens after the first difference are not compared, because they continue different texts. Exits with 1 if a
+token differs between numbers of slots or from single sequences, or if a gap is above 1e-4.
 """
 import json
 import os

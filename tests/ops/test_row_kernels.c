@@ -1,7 +1,7 @@
-/* Kernels of one row that compute several nodes (OpKernel.absorbs), as in generation: what they make has the bits of the
- * nodes' own kernels, which compute the same in programs that keep what the nodes hand on; that of experts, whose GEMMs add in
- * another order, and that of a norm with its GEMM, which rounds before it divides, is theirs to rounding. Those in turn are compared with
- * the CPU elsewhere. At once, recorded and replayed. Skipped without SMELT_TEST_DEVICE; sums over ranks are in test_direct.c. */
+/* Kernels of one row that compute several nodes (OpKernel.absorbs), as in generation. Their results have the bits of the nodes'
+ * own kernels, which run in programs that keep the intermediate results. Two kernels agree only to rounding: that of experts, whose
+ * GEMMs add in another order, and that of a norm with its GEMM, which rounds before it divides. Other tests compare the nodes' own
+ * kernels with the CPU. Each program runs directly, recorded and replayed. Skipped without SMELT_TEST_DEVICE; sums over ranks are in test_direct.c. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
