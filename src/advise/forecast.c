@@ -111,12 +111,20 @@ ExchangeTimes forecast_exchange(
                                                                       (count - reduces) * exposed_part(gather, backward)};
 }
 
-/* Returns the seconds of offload's copies that nothing hides. A step copies all state in host memory to
- * the device and back, in both directions at once. The update hides the copies, and with in_backward
- * so does the backward pass. */
-static double exposed_copies(const Session *session, const Budget *memory, const Hardware *hardware, double update, double backward) {
-    double beside = session->layout->in_backward ? update + backward : update;
-    return hardware->host_link > 0 ? fmax(0, (double)memory->hosted / hardware->host_link - beside) : 0;
+/* Seconds of work that copies overlap: of a microbatch's passes, and of a step's update. */
+typedef struct OffloadTimes { double forward, backward, update; } OffloadTimes;
+
+/* Returns the seconds per step of offload's copies that nothing hides. Copies in opposite directions do
+ * not slow each other. A step copies all optimizer state to the device and back; the update hides these
+ * copies, and with in_backward so does the backward pass. Each of `count` microbatches copies its saved
+ * activations to the host during the forward pass, and back during the backward pass. */
+static double exposed_copies(const Session *session, const Hardware *hardware, const OffloadTimes *times, double count) {
+    Budget memory = session_budget(session);
+    if (hardware->host_link <= 0) return 0;
+    double state = (double)memory.hosted / hardware->host_link, saved = (double)memory.saved / hardware->host_link;
+    double stowing = count * fmax(0, saved - times->forward);
+    if (session->layout->in_backward) return stowing + fmax(0, state + saved - times->update - times->backward);
+    return stowing + fmax(0, state - times->update) + count * fmax(0, saved - times->backward);
 }
 
 /* -- Layouts ------------------------------------------------------------------------------------------------------- */
@@ -167,7 +175,8 @@ static void add_stage(Forecast *forecast, const Session *session, const Cluster 
             session->training.plan.flops * count * (pipeline ? stage_flops(pipeline, like) / stage_flops(pipeline, stage) : 1);
     forecast->optimizer = fmax(forecast->optimizer, optimizer);
     forecast->exposed = fmax(forecast->exposed, exchange.exposed);
-    forecast->offload = fmax(forecast->offload, exposed_copies(session, &memory, &cluster->hardware, optimizer, backward));
+    forecast->offload =
+        fmax(forecast->offload, exposed_copies(session, &cluster->hardware, &(OffloadTimes){forward, backward, optimizer}, count));
     if (stage > 0 && program.work.total + program.waits <= forecast->work.total + forecast->waits / count) return;
     forecast->work = program.work;
     forecast->waits = count * program.waits;

@@ -72,6 +72,10 @@ static ProgramSums sum_program(const Config *config, const Mesh *mesh, const Bac
     sums.forward = times.work.total - sums.backward;
     sums.waits = times.waits;
     sum_output_head(&sums, model.graph, cluster);
+    if (config_offloads_saved(config) && !cluster->hardware.host_memory) {
+        op_absorb(backend, model.graph);
+        graph_host_saved(model.graph);
+    }
     sums.activations = (double)graph_plan(model.graph, backend).activation_floor;
     sums.guess = graph_time(model.graph);
     sum_parameters(&sums, model.graph, &config->optimizer, &cluster->hardware.rates);
@@ -226,7 +230,7 @@ ForecastBound forecast_bound(const SmallPrograms *small, const Config *config, c
         .microbatches = (int)microbatches};
     Mesh mesh = layout_mesh_of(&rank, (int)cluster->gpus);
     Layout empty = layout_empty(&mesh, &config->optimizer, &rank.layout, config->precision);
-    if (config->offload != OFFLOAD_NONE && !cluster->hardware.host_memory) layout_offload(&empty, config->precision, 1);
+    if (config_offloads_state(config) && !cluster->hardware.host_memory) layout_offload(&empty, config->precision, 1);
     double count = (double)microbatches, update = 0;
     ProgramSums share = program_share(small, (double)layers, shape.stages);
     ExchangeTimes exchange = time_groups(&share, &empty, config->precision, cluster, count);

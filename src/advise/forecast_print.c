@@ -27,7 +27,9 @@ static void print_forecast_memory(const Forecast *forecast, const Hardware *hard
         fprintf(file, "  %-28s %12s %6.1f%%\n", rows[i].name, text, 100 * (double)rows[i].bytes / (double)m->total);
     }
     log_format_bytes((double)m->hosted, text);
-    if (m->hosted) fprintf(file, "  %-28s %12s  pinned, for offload=optimizer\n", "host memory", text);
+    if (m->hosted) fprintf(file, "  %-28s %12s  pinned, for the optimizer state of offload\n", "host memory", text);
+    log_format_bytes((double)m->saved, text);
+    if (m->saved) fprintf(file, "  %-28s %12s  pinned, for the activations of offload\n", "host memory", text);
     log_format_bytes(hardware->memory, text);
     fprintf(file, "  %-28s %12s %s\n\n", "the processor has", text, forecast->fits ? "" : "  it does not fit");
 }

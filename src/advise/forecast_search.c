@@ -152,7 +152,7 @@ static bool add_zero(Space *space, const SmallPrograms *small, ForecastLayout la
 /* Adds every recomputation of these pipelines. Small programs are the same for all of them. */
 static bool add_recomputations(Space *space, const Pipelines *list, bool *fits, Error *error) {
     bool free = space->freedom.memory || list->items->recompute == RECOMPUTE_AUTO;
-    int first = free ? RECOMPUTE_NONE : list->items->recompute, last = free ? RECOMPUTE_BLOCK : first;
+    int first = free ? config_least_recompute(space->config) : list->items->recompute, last = free ? RECOMPUTE_BLOCK : first;
     for (int recompute = first; recompute <= last; recompute++) {
         SmallPrograms small;
         ForecastLayout layout = list->items[0];

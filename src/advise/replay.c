@@ -56,8 +56,13 @@ typedef struct PlayerStream {
     double busy, accounted;       /* seconds of its transfers; the part of them that waits have accounted for */
 } PlayerStream;
 
+/* Copies between device and host memory: when each stream is idle, and when each marker happens. The
+ * host queues copies ahead of the device, but not before the step begins. */
+typedef struct PlayerCopies { double idle_at[TRACE_COPY_STREAMS], happens_at[TRACE_MARKERS], queued_from; } PlayerCopies;
+
 typedef struct Player {
     const ReplayProgram *program;
+    PlayerCopies copies;
     int event, issued;
     int waits_for; /* a call, MEETING, or NOTHING */
     double now, began;
@@ -465,6 +470,23 @@ static void meet(Replay *replay, int rank) {
     replay->met_at = 0;
 }
 
+static void play_copy(const Replay *replay, Player *player, const TraceEvent *event) {
+    PlayerCopies *copies = &player->copies;
+    bool own = event->stream == TRACE_MAIN;
+    assert(event->stream < TRACE_COPY_STREAMS && event->call < TRACE_MARKERS);
+    double *idle_at = own ? &player->now : &copies->idle_at[event->stream], *happens_at = &copies->happens_at[event->call],
+           before = *idle_at;
+    switch (event->act) {
+    case TRACE_COPY:
+        if (replay->run->copy_rate > 0) *idle_at = fmax(*idle_at, copies->queued_from) + event->amount / replay->run->copy_rate;
+        break;
+    case TRACE_RECORD: *happens_at = *idle_at; break;
+    default:
+        *idle_at = fmax(*idle_at, *happens_at);
+        if (own) player->current->copies += *idle_at - before;
+    }
+}
+
 /* Plays one event; returns false if the rank must wait. */
 static bool play_event(Replay *replay, int rank) {
     Player *player = &replay->players[rank];
@@ -472,7 +494,7 @@ static bool play_event(Replay *replay, int rank) {
     double seconds = 0;
     switch (event->act) {
     case TRACE_COMPUTE:
-        seconds = replay->run->work ? replay->run->work(replay->run->context, rank, event->seconds) : event->seconds;
+        seconds = replay->run->work ? replay->run->work(replay->run->context, rank, event->amount) : event->amount;
         player->now += seconds;
         player->current->work += seconds;
         break;
@@ -491,7 +513,10 @@ static bool play_event(Replay *replay, int rank) {
         player->event++;
         meet(replay, rank);
         return false;
-    case TRACE_STEP: player->began = player->now; break;
+    case TRACE_STEP: player->began = player->copies.queued_from = player->now; break;
+    case TRACE_COPY:
+    case TRACE_RECORD:
+    case TRACE_FOLLOW: play_copy(replay, player, event); break;
     }
     player->event++;
     return true;

@@ -28,6 +28,7 @@ typedef struct ReplayRun {
     double (*transfer)(void *context, const ReplayTransfer *transfer);
     void (*progress)(void *context, double part); /* NULL: none */
     void *context;
+    double copy_rate;    /* bytes per second between device and host memory in one direction; 0: copies take no time */
     double interference; /* seconds that compute loses per hidden second of the shared stream */
 } ReplayRun;
 
@@ -44,6 +45,7 @@ typedef struct ReplayShare {
 
 typedef struct ReplayRank {
     double work, interference, meeting;                   /* meeting: seconds of waiting for the slowest rank at the end of a step */
+    double copies;                                        /* seconds of waiting for copies of offload */
     ReplayShare shares[REPLAY_NAMES * REPLAY_OPERATIONS]; /* by name, then operation */
 } ReplayRank;
 

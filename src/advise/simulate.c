@@ -17,6 +17,11 @@
  * half of them. */
 static const double interference = 0.5;
 
+/* The rate of one copy of offload over Hardware.host_link, which is that of whole updates: their portions
+ * have different sizes, so one direction of the link is often idle. Fitted to the four rows of 8B in
+ * docs/finetune.md, which are then within 3%. */
+static const double link_part = 1.3;
+
 typedef struct Simulating {
     SimulatedRun *simulation;
     const Config *config; /* of a rank */
@@ -122,6 +127,7 @@ static bool replay_step(Simulating *simulating, bool slow, ReplayResult *result,
         .transfer = simulated_transfer,
         .progress = show_replay_progress,
         .context = simulating,
+        .copy_rate = link_part * simulating->cluster->hardware.host_link,
         .interference = interference};
     simulating->slow = slow;
     simulating->progress = progress_start("replaying", "events", 1000);

@@ -19,7 +19,8 @@ enum { MOST_ROWS = 64 };
 typedef struct SimulatedParts {
     SimulatedRow rows[MOST_ROWS];
     int count;
-    double work, most_work, interference, meeting, exposed, waiting; /* seconds of an average rank; most_work: of the busiest rank */
+    double work, most_work, interference, meeting, copies, exposed,
+        waiting; /* seconds of an average rank; most_work: of the busiest rank */
 } SimulatedParts;
 
 static SimulatedRow *row_of(SimulatedParts *parts, const Mesh *mesh, const char *group, Operation operation) {
@@ -56,6 +57,7 @@ static SimulatedParts sum_simulated_parts(const SimulatedRun *simulation, const 
         if (own->work > parts.most_work) parts.most_work = own->work;
         parts.interference += own->interference / ranks;
         parts.meeting += own->meeting / ranks;
+        parts.copies += own->copies / ranks;
     }
     for (int share = 0; share < result->names * REPLAY_OPERATIONS; share++) add_share(&parts, &simulation->mesh, result, share, ranks);
     return parts;
@@ -70,6 +72,7 @@ static void print_simulated_parts(const SimulatedParts *parts, double step, FILE
     print_part(file, "compute and update", parts->work, step);
     print_part(file, "compute beside transfers, slower", parts->interference, step);
     print_part(file, "transfers, not hidden", parts->exposed, step);
+    print_part(file, "copies of offload, not hidden", parts->copies, step);
     print_part(file, "waiting for other ranks or stages", parts->waiting, step);
     print_part(file, "waiting at the end of the step", parts->meeting, step);
     print_part(file, "step", step, step);

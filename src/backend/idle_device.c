@@ -12,9 +12,10 @@ typedef struct IdleDevice {
     const OpKernel *const *real;
     OpKernel stand_ins[OP_COUNT]; /* by operation: a stand-in's index is its operation */
     const OpKernel *table[OP_COUNT];
-    IdleWork work;
+    IdleReports reports;
     void *context;
-    uintptr_t next; /* the next address to allocate */
+    int streams, events; /* opened so far */
+    uintptr_t next;      /* the next address to allocate */
 } IdleDevice;
 
 /* -- Kernels ------------------------------------------------------------------------------------------------------- */
@@ -24,7 +25,7 @@ static void run_rehearsal(const OpCall *call) {
     const IdleDevice *rehearsal = (const IdleDevice *)call->device;
     const OpKernel *real = rehearsal->real[call->kernel - rehearsal->stand_ins];
     if (real->rehearse) real->rehearse(call);
-    else rehearsal->work(rehearsal->context, call->node, 1);
+    else rehearsal->reports.work(rehearsal->context, call->node, 1);
 }
 
 /* -- The device ---------------------------------------------------------------------------------------------------- */
@@ -56,12 +57,33 @@ static void free_on_host(Device *device, void *memory, int64_t bytes) {
 
 static void fill_nothing(Device *device, void *memory, int byte, int64_t bytes) { (void)device, (void)memory, (void)byte, (void)bytes; }
 static void move_nothing(Device *device, void *to, const void *from, int64_t bytes) { (void)device, (void)to, (void)from, (void)bytes; }
-static void stream_nothing(Device *device, void *to, const void *from, int64_t bytes, DeviceStream *stream) {
-    (void)device, (void)to, (void)from, (void)bytes, (void)stream;
+
+/* Handles are numbers from 1 on. */
+static int number_of(const void *handle) { return (int)(uintptr_t)handle - 1; }
+static DeviceStream *open_numbered_stream(Device *device, bool urgent) {
+    (void)urgent;
+    return (DeviceStream *)(uintptr_t)++((IdleDevice *)device)->streams;
 }
-static DeviceEvent *open_no_event(Device *device, bool timed) { return (void)device, (void)timed, NULL; }
-static void close_no_event(Device *device, DeviceEvent *event) { (void)device, (void)event; }
-static void record_no_event(Device *device, DeviceEvent *event, DeviceStream *stream) { (void)device, (void)event, (void)stream; }
+static void close_numbered_stream(Device *device, DeviceStream *stream) { (void)device, (void)stream; }
+static DeviceEvent *open_numbered_event(Device *device, bool timed) {
+    (void)timed;
+    return (DeviceEvent *)(uintptr_t)++((IdleDevice *)device)->events;
+}
+static void close_numbered_event(Device *device, DeviceEvent *event) { (void)device, (void)event; }
+
+static void report_copy(Device *device, void *to, const void *from, int64_t bytes, DeviceStream *stream) {
+    const IdleDevice *rehearsal = (const IdleDevice *)device;
+    (void)to, (void)from;
+    rehearsal->reports.copy(rehearsal->context, number_of(stream), bytes);
+}
+static void report_record(Device *device, DeviceEvent *event, DeviceStream *stream) {
+    const IdleDevice *rehearsal = (const IdleDevice *)device;
+    rehearsal->reports.order(rehearsal->context, true, number_of(event), number_of(stream));
+}
+static void report_wait(Device *device, DeviceEvent *event, DeviceStream *stream) {
+    const IdleDevice *rehearsal = (const IdleDevice *)device;
+    rehearsal->reports.order(rehearsal->context, false, number_of(event), number_of(stream));
+}
 static void cast_nothing(Device *device, uint16_t *to, const float *from, int64_t count) {
     (void)device, (void)to, (void)from, (void)count;
 }
@@ -71,7 +93,7 @@ static void cast_nothing_back(Device *device, float *to, const uint16_t *from, i
 
 static void name_work(Device *device, int node, double part) {
     const IdleDevice *rehearsal = (const IdleDevice *)device;
-    if (node) rehearsal->work(rehearsal->context, node, part);
+    if (node) rehearsal->reports.work(rehearsal->context, node, part);
 }
 
 static const DeviceMethods methods = {.close = close_rehearsal,
@@ -84,21 +106,24 @@ static const DeviceMethods methods = {.close = close_rehearsal,
     .upload = move_nothing,
     .download = move_nothing,
     .copy = move_nothing,
-    .stream_upload = stream_nothing,
-    .stream_download = stream_nothing,
-    .event_open = open_no_event,
-    .event_close = close_no_event,
-    .event_record = record_no_event,
+    .stream_open = open_numbered_stream,
+    .stream_close = close_numbered_stream,
+    .stream_upload = report_copy,
+    .stream_download = report_copy,
+    .event_open = open_numbered_event,
+    .event_close = close_numbered_event,
+    .event_record = report_record,
+    .event_wait = report_wait,
     .cast_to_bf16 = cast_nothing,
     .cast_to_float = cast_nothing_back,
     .rehearse = name_work};
 
-Backend idle_device_open(const Backend *real, IdleWork work, void *context) {
+Backend idle_device_open(const Backend *real, const IdleReports *reports, void *context) {
     const uintptr_t first = (uintptr_t)1 << 40; /* an address that no process has */
     IdleDevice *rehearsal = memory_allocate(sizeof *rehearsal);
     *rehearsal = (IdleDevice){.device = {.info = *device_info(real->device), .methods = &methods},
         .real = real->kernels,
-        .work = work,
+        .reports = *reports,
         .context = context,
         .next = first};
     rehearsal->device.info.rehearses = true;

@@ -279,7 +279,8 @@ static bool search(Trainer *trainer, int64_t largest, int64_t *best, Error *erro
 static bool check_fit(Trainer *trainer, int64_t sequences, Error *error) {
     char needed[32], have[32];
     if (trainer->config.recompute == RECOMPUTE_AUTO)
-        for (trainer->config.recompute = RECOMPUTE_NONE; trainer->config.recompute < RECOMPUTE_BLOCK && !batch_fits(trainer, sequences);)
+        for (trainer->config.recompute = config_least_recompute(&trainer->config);
+            trainer->config.recompute < RECOMPUTE_BLOCK && !batch_fits(trainer, sequences);)
             trainer->config.recompute++;
     Config config = trainer->config;
     SCOPED(session_free) Session session = {0};

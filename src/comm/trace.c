@@ -34,11 +34,19 @@ static void append_event(Trace *trace, TraceEvent event) {
 
 void trace_compute(Trace *trace, double seconds) {
     TraceEvent *last = trace->event_count ? &trace->events[trace->event_count - 1] : NULL;
-    if (last && last->act == TRACE_COMPUTE) last->seconds += seconds;
-    else append_event(trace, (TraceEvent){.act = TRACE_COMPUTE, .seconds = seconds});
+    if (last && last->act == TRACE_COMPUTE) last->amount += seconds;
+    else append_event(trace, (TraceEvent){.act = TRACE_COMPUTE, .amount = seconds});
 }
 
 void trace_mark(Trace *trace, TraceAct act) { append_event(trace, (TraceEvent){.act = act}); }
+
+void trace_copy(Trace *trace, int stream, double bytes) {
+    append_event(trace, (TraceEvent){.act = TRACE_COPY, .stream = stream, .amount = bytes});
+}
+
+void trace_order(Trace *trace, TraceAct act, int marker, int stream) {
+    append_event(trace, (TraceEvent){.act = act, .call = marker, .stream = stream});
+}
 
 /* -- Recording ----------------------------------------------------------------------------------------------------- */
 

@@ -33,16 +33,21 @@ typedef struct TraceCall {
 } TraceCall;
 
 typedef enum TraceAct {
-    TRACE_COMPUTE, /* `seconds` of work */
+    TRACE_COMPUTE, /* `amount` seconds of work */
     TRACE_CALL,    /* issues calls[call] */
     TRACE_WAIT,    /* later work follows the end of calls[call] */
     TRACE_MEET,    /* all ranks meet on the host, as they do to add up a step's loss */
     TRACE_STEP,    /* a step begins */
+    TRACE_COPY,    /* copies `amount` bytes between device and host on copy stream `stream` */
+    TRACE_RECORD,  /* marker `call` happens when the stream has done its work so far */
+    TRACE_FOLLOW,  /* later work of the stream follows marker `call` */
 } TraceAct;
+/* Streams of copies, and markers that order them with the rank's work (TRACE_MAIN). */
+enum { TRACE_MAIN = -1, TRACE_COPY_STREAMS = 8, TRACE_MARKERS = 64 };
 typedef struct TraceEvent {
     TraceAct act;
-    int call;
-    double seconds;
+    int call, stream;
+    double amount; /* seconds, or bytes of a copy */
 } TraceEvent;
 
 typedef struct Trace {
@@ -59,6 +64,8 @@ void trace_clear(Trace *trace);
 /* Append an event. Work without calls in between is one event. */
 void trace_compute(Trace *trace, double seconds);
 void trace_mark(Trace *trace, TraceAct act);
+void trace_copy(Trace *trace, int stream, double bytes);
+void trace_order(Trace *trace, TraceAct act, int marker, int stream); /* TRACE_RECORD, TRACE_FOLLOW */
 
 /* Returns the bytes that an element takes. */
 int64_t trace_type_bytes(CommType type);

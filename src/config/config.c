@@ -95,9 +95,10 @@ static const Option rows[] = {
         "activations to recompute in the backward pass, which saves memory, costs time and keeps the bits; auto: the least that fits in "
         "memory",
         FREE),
-    CHOICE_OPTION(offload, "none", "none|optimizer",
-        "optimizer: keep the optimizer state and the master weights of matrices in pinned host memory; each update copies them through two "
-        "device buffers; saves device memory, costs time and keeps the bits",
+    CHOICE_OPTION(offload, "none", "none|optimizer|activations|both",
+        "data to keep in pinned host memory, which saves device memory, costs time and keeps the bits; optimizer: optimizer state and the "
+        "master weights of matrices, copied through two device buffers by each update; activations: the inputs of recomputed layers "
+        "(recompute=block), until the backward pass; both",
         FREE),
     CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN or infinity: report the tensor and stop, or skip the update", CHANGES),
     CHOICE_OPTION(plan, "false", "false|true|program",
@@ -795,6 +796,18 @@ static bool check_policy(const Config *config, Error *error) {
     return check_policy_layout(&config->layout, error);
 }
 
+/* Other policies keep more than a host link can copy in time. */
+static bool check_offload(Config *config, Error *error) {
+    static const char *const choices[] = {"none", "optimizer", "activations", "both"}, *const policies[] = {"none", "norm", "attention"};
+    if (!config_offloads_saved(config)) return true;
+    if (config->recompute == RECOMPUTE_AUTO) config->recompute = MOST_RECOMPUTATION;
+    return config->recompute == MOST_RECOMPUTATION ||
+           error_set(error, ERROR_USAGE,
+               "offload=%s copies the inputs of recomputed layers, but recompute=%s keeps other activations too: set recompute=block, or "
+               "offload=%s",
+               choices[config->offload], policies[config->recompute], config_offloads_state(config) ? "optimizer" : "none");
+}
+
 bool config_check_started(Config *config, int64_t started, Error *error) {
     settle_steps(config);
     if (config->model.policy.loss) config->batch.tokens = config->batch.sequences * config->data.length;
@@ -811,8 +824,9 @@ bool config_check_started(Config *config, int64_t started, Error *error) {
     if (config->data.packing == PACKING_BEST_FIT && !config->data.document_mask)
         return error_set(
             error, ERROR_USAGE, "data.packing=best_fit packs unrelated documents into one sequence: set data.document_mask=true");
-    return check_images(config, error) && check_lora(config, error) && check_fp8(config, error) && check_preference(config, error) &&
-           check_policy(config, error) && layout_check_early(config, started, error) && check_schedule(config, error);
+    return check_offload(config, error) && check_images(config, error) && check_lora(config, error) && check_fp8(config, error) &&
+           check_preference(config, error) && check_policy(config, error) && layout_check_early(config, started, error) &&
+           check_schedule(config, error);
 }
 
 bool config_check(Config *config, Error *error) { return config_check_started(config, 0, error); }

@@ -238,10 +238,10 @@ typedef struct CheckpointConfig {
 typedef struct ResumeConfig { const char *accept; } ResumeConfig;
 
 /* recompute=auto, before a run's memory is known (session/fit.h). */
-enum { RECOMPUTE_AUTO = 4 };
+enum { MOST_RECOMPUTATION = 3 /* RECOMPUTE_BLOCK */, RECOMPUTE_AUTO };
 
 /* Data that host memory holds between its uses. */
-typedef enum OffloadChoice { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
+typedef enum OffloadChoice { OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS, OFFLOAD_BOTH } OffloadChoice;
 typedef enum PlanChoice { PLAN_NONE, PLAN_PAGE, PLAN_PROGRAM } PlanChoice;
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
@@ -294,8 +294,15 @@ const Option *config_find(const char *name);
 /* Returns whether a different batch.sequences changes the objective: a load-balancing loss takes
  * its means over one microbatch. */
 bool config_needs_microbatch(const Config *config);
+/* Return whether offload puts the optimizer's state, or saved activations, into host memory. */
+static inline bool config_offloads_state(const Config *config) {
+    return config->offload == OFFLOAD_OPTIMIZER || config->offload == OFFLOAD_BOTH;
+}
+static inline bool config_offloads_saved(const Config *config) { return config->offload >= OFFLOAD_ACTIVATIONS; }
 /* Returns the policy of the configuration; none if it is auto. */
 static inline int config_recompute(const Config *config) { return config->recompute == RECOMPUTE_AUTO ? 0 : config->recompute; }
+/* Returns the weakest policy that recompute=auto may choose. */
+static inline int config_least_recompute(const Config *config) { return config_offloads_saved(config) ? MOST_RECOMPUTATION : 0; }
 /* Returns whether attention of a layer has the window. */
 static inline bool model_has_window(const ModelConfig *model, int64_t layer) {
     if (!model->window || model->window_period <= 1) return model->window;

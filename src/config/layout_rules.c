@@ -79,6 +79,7 @@ CONDITION(is_chunked, layout_chunks(&config->layout) > 1)
 CONDITION(is_context, config->layout.cp > 1)
 CONDITION(looks_back, config->layout.cp > 1 && family_of(&config->model)->looks_back)
 CONDITION(keeps_states, family_of(&config->model)->keeps_states)
+CONDITION(saves_in_host, config_offloads_saved(config))
 CONDITION(splits_states, config->layout.tp > 1 && family_of(&config->model)->keeps_states)
 
 /* -- The table ----------------------------------------------------------------------------------------------------- */
@@ -114,6 +115,8 @@ static const LayoutRule rules[] = {
     {NULL, "layout.pp", pp, AT_MOST, "model.layers", layers, "every pipeline stage needs a layer"},
     {predicts_further, "layout.pp", pp, AT_MOST, "the stages of a model with model.mtp", one,
         "multi-token prediction reads the embedding and the last layer's result"},
+    {saves_in_host, "layout.pp", pp, AT_MOST, "the stages with offload=activations or both", one,
+        "a stage keeps the activations of several microbatches in device memory"},
     {is_chunked, "layout.pp x pp_chunks", pieces, AT_MOST, "model.layers", layers, "every chunk of a stage needs a layer"},
     {is_context, "2 x layout.cp", chunks, DIVIDES, "data.length", length,
         "each rank has one chunk from the front of a sequence and one from its end"},

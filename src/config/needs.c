@@ -99,7 +99,7 @@ CONDITION(is_exact_in_head, !config->exact || config->model.logit_cap == 0)
 
 CONDITION(ends_later, config->stop_at <= config->steps)
 CONDITION(has_device_memory, !facts->has_cpu)
-CONDITION(keeps_whole_state, config->offload == OFFLOAD_NONE)
+CONDITION(keeps_whole_state, !config_offloads_state(config))
 CONDITION(multiplies_bf16, facts->has_cpu && config->precision != PRECISION_FP32 && config->precision != PRECISION_FP64)
 CONDITION(keeps_quantized, facts->has_rounds)
 CONDITION(has_bucket, facts->has_bucket)
@@ -145,7 +145,7 @@ static const Need rows[] = {
     {"profile", "plan=false", trains, WARN},
     {"dump", TEXT_ONLY, is_text, REFUSE},
     {"dump", "plan=false", trains, WARN},
-    {"dump", "offload=none", keeps_whole_state, REFUSE},
+    {"dump", "offload=none or activations", keeps_whole_state, REFUSE},
     {"routing_trace", "model.experts", has_experts, REFUSE},
     {"routing_trace", "plan=false", trains, WARN},
     {"offload", "a device with memory of its own, not a CPU", has_device_memory, START},

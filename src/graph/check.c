@@ -68,12 +68,40 @@ static void find_last_uses(const Graph *graph, int *last) {
         if (graph->tensors[i].keep) last[i] = graph->node_count;
 }
 
+/* Returns the memory of a tensor up to node `last`. */
+static Extent extent_of(const Graph *graph, TensorId id, int last) {
+    int64_t begin = graph_get(graph, id)->offset;
+    return (Extent){begin, begin + graph_bytes(graph, id), last};
+}
+
+/* Adds the memory of tensors that return from host memory before node `index`, with their last uses. */
+static int add_fetched(const Graph *graph, Extent *alive, int count, int index, const int *last_fetched) {
+    for (int i = 0; i < graph->hosted_count; i++)
+        if (graph->hosted[i].fetch == index)
+            count = add_extent(alive, count, index, extent_of(graph, graph->hosted[i].tensor, last_fetched[i]));
+    return count;
+}
+
+/* Ends the first span of tensors that wait in host memory; returns the ends of the second spans. */
+static int *split_last_uses(const Graph *graph, int *last) {
+    int *last_fetched = memory_allocate((graph->hosted_count + 1) * sizeof *last_fetched);
+    for (int i = 0; i < graph->hosted_count; i++) {
+        const HostedTensor *hosted = &graph->hosted[i];
+        assert(hosted->stow < hosted->stowed && hosted->stowed < hosted->fetch && hosted->fetch < hosted->fetched);
+        last_fetched[i] = last[hosted->tensor];
+        last[hosted->tensor] = int_max(hosted->stowed - 1, hosted->forward_end);
+    }
+    return last_fetched;
+}
+
 void graph_check(const Graph *graph, const Backend *backend, const Plan *plan) {
     SCOPED_FREE int *last = memory_allocate(graph->tensor_count * sizeof *last);
     int alive_count = 0;
     SCOPED_FREE Extent *alive = memory_allocate((graph->tensor_count + 1) * sizeof *alive);
     find_last_uses(graph, last);
+    SCOPED_FREE int *last_fetched = split_last_uses(graph, last);
     for (int i = 0; i < graph->node_count; i++) {
+        alive_count = add_fetched(graph, alive, alive_count, i, last_fetched);
         const Node *node = &graph->nodes[i];
         int64_t workspace = op_workspace(backend, graph, node);
         check_order(graph, i);
@@ -82,8 +110,7 @@ void graph_check(const Graph *graph, const Backend *backend, const Plan *plan) {
             const Tensor *tensor = graph_get(graph, node->out[j]);
             check_tensor_place(graph, plan, node->out[j]);
             if (tensor->elided || tensor->arena != ARENA_ACTIVATION || tensor->producer != i) continue;
-            int64_t end = tensor->offset + graph_bytes(graph, node->out[j]);
-            alive_count = add_extent(alive, alive_count, i, (Extent){tensor->offset, end, last[node->out[j]]});
+            alive_count = add_extent(alive, alive_count, i, extent_of(graph, node->out[j], last[node->out[j]]));
         }
         assert(node->workspace + workspace <= plan->bytes[ARENA_ACTIVATION]);
         if (workspace)

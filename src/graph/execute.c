@@ -22,6 +22,14 @@ typedef struct Stop {
     int end;
 } Stop;
 
+/* Copies of activations to host memory and back (host_saved.c). A stream works in order, and a group
+ * is waited for before the next one is copied, so the latest event of a stream is the one to wait
+ * for. */
+typedef struct HostCopies {
+    DeviceStream *uploads, *downloads;       /* NULL on a CPU */
+    DeviceEvent *reached, *stowed, *fetched; /* of the program's stream, and of the last copies */
+} HostCopies;
+
 /* Nodes [first, end) of a part, and the stops [first_stop, end_stop) among and after them. */
 typedef struct PartRange { int first, end, first_stop, end_stop; } PartRange;
 
@@ -40,6 +48,7 @@ struct Executor {
     int *points, point_count; /* the comm points */
     Stop *stops;              /* segment s ends before node stops[s].node; the last segment ends after the last node */
     int stop_count;
+    HostCopies copies;
     CommTicket *tickets; /* by node: the collective that it started; 0: none */
     ExecutorCommPoint comm_point;
     void *comm_point_context;
@@ -212,7 +221,7 @@ static bool check_kernels(const Executor *executor, Error *error) {
     return true;
 }
 
-static bool is_pinned_arena(Arena arena) { return arena == ARENA_HOST || arena == ARENA_HOST_MASTER; }
+static bool is_pinned_arena(Arena arena) { return arena == ARENA_HOST || arena == ARENA_HOST_MASTER || arena == ARENA_SAVED; }
 
 static void *allocate_arena(const Executor *executor, Arena arena, Error *error) {
     Device *device = executor->backend.device;
@@ -237,6 +246,24 @@ static bool map_arenas(Executor *executor, void *const *shared, Error *error) {
     return true;
 }
 
+static void open_copies(Executor *executor) {
+    Device *device = executor->backend.device;
+    HostCopies *copies = &executor->copies;
+    if (!executor->graph->hosted_count) return;
+    *copies = (HostCopies){device_stream_open(device, true), device_stream_open(device, true), device_event_open(device, false),
+        device_event_open(device, false), device_event_open(device, false)};
+}
+
+static void close_copies(Executor *executor) {
+    Device *device = executor->backend.device;
+    HostCopies *copies = &executor->copies;
+    DeviceEvent *events[] = {copies->reached, copies->stowed, copies->fetched};
+    for (int i = 0; i < 3; i++)
+        if (events[i]) device_event_close(device, events[i]);
+    if (copies->uploads) device_stream_close(device, copies->uploads);
+    if (copies->downloads) device_stream_close(device, copies->downloads);
+}
+
 /* Loads all kernels at once with a dry run of all nodes. */
 static void prepare_program(Executor *executor) {
     if (!device_prepare_begin(executor->backend.device)) return;
@@ -259,6 +286,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
     executor_set_comm_points(executor, NULL, 0, NULL, NULL);
     bind(executor);
     find_gaps(executor);
+    open_copies(executor);
     prepare_program(executor);
     for (int i = 0; i < graph->node_count; i++)
         if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op]->run(&executor->calls[i]);
@@ -278,6 +306,7 @@ void executor_free(Executor *executor) {
         if (executor->host[arena] != executor->arena[arena]) free(executor->host[arena]);
         if (executor->owned[arena] && executor->arena[arena]) free_arena(executor, arena);
     }
+    close_copies(executor);
     free(executor->parts);
     free(executor->overwrite);
     free(executor->gaps);
@@ -311,6 +340,10 @@ static void list_stops(Executor *executor) {
     SCOPED_FREE bool *awaits = memory_allocate(nodes + 1);
     for (int i = 0; i < nodes; i++)
         if (communicates(executor, i)) awaits[graph_await(graph, i)] = true;
+    for (int i = 0; i < graph->hosted_count; i++) {
+        const HostedTensor *hosted = &graph->hosted[i];
+        awaits[hosted->stow] = awaits[hosted->stowed] = awaits[hosted->fetch] = awaits[hosted->fetched] = true;
+    }
     free(executor->stops);
     executor->stops = memory_allocate((nodes + 1) * sizeof *executor->stops);
     executor->stop_count = 0;
@@ -347,11 +380,43 @@ static void await_node(Executor *executor, int node) {
     *ticket = 0;
 }
 
+/* Starts the copy of an activation on a stream, after the program's work up to here. */
+static void start_copy(const Executor *executor, const HostedTensor *hosted, bool back) {
+    Device *device = executor->backend.device;
+    const HostCopies *copies = &executor->copies;
+    char *kept = (char *)executor->arena[ARENA_SAVED] + hosted->offset;
+    void *memory = executor_device_tensor(executor, hosted->tensor);
+    int64_t bytes = graph_bytes(executor->graph, hosted->tensor);
+    DeviceStream *stream = back ? copies->uploads : copies->downloads;
+    device_event_record(device, copies->reached, NULL);
+    device_event_wait(device, copies->reached, stream);
+    if (back) device_stream_upload(device, memory, kept, bytes, stream);
+    else device_stream_download(device, kept, memory, bytes, stream);
+    device_event_record(device, back ? copies->fetched : copies->stowed, stream);
+}
+
+/* Waits for copies that must have ended before the node, then starts those that begin there. */
+static void copy_saved(const Executor *executor, int node) {
+    const Graph *graph = executor->graph;
+    bool stowed = false, fetched = false;
+    for (int i = 0; i < graph->hosted_count; i++) {
+        stowed |= graph->hosted[i].stowed == node;
+        fetched |= graph->hosted[i].fetched == node;
+    }
+    if (stowed) device_event_wait(executor->backend.device, executor->copies.stowed, NULL);
+    if (fetched) device_event_wait(executor->backend.device, executor->copies.fetched, NULL);
+    for (int i = 0; i < graph->hosted_count; i++) {
+        if (graph->hosted[i].stow == node) start_copy(executor, &graph->hosted[i], false);
+        if (graph->hosted[i].fetch == node) start_copy(executor, &graph->hosted[i], true);
+    }
+}
+
 /* Does the work of a stop, except running its node. */
 static void prepare_stop(Executor *executor, const Stop *stop) {
     if (stop->point >= 0) executor->comm_point(executor->comm_point_context, stop->point);
     for (const Stop *before = executor->stops; before < stop; before++)
         if (before->runs && before->end == stop->node) await_node(executor, before->node);
+    copy_saved(executor, stop->node);
 }
 
 void executor_set_comm_points(Executor *executor, const int *points, int count, ExecutorCommPoint comm_point, void *context) {

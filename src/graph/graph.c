@@ -26,7 +26,7 @@ const char *precision_name(Precision precision) {
 
 const char *arena_name(Arena arena) {
     static const char *const names[ARENA_COUNT] = {"inputs", "constants", "weights", "master", "gradients", "metrics", "state", "quantized",
-        "master weights in host memory", "host", "activations", "stash"};
+        "master weights in host memory", "host", "activations", "stash", "activations in host memory"};
     return names[arena];
 }
 
@@ -49,6 +49,7 @@ void graph_free(Graph *graph) {
     free(graph->nodes);
     free(graph->tensors);
     free(graph->parameters);
+    free(graph->hosted);
     free(graph);
 }
 

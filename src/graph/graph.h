@@ -82,6 +82,7 @@ typedef enum Arena {
     ARENA_HOST,        /* pinned host memory that nodes write and that host and device read: sizes known only at run time */
     ARENA_ACTIVATION,  /* planned: alive from its producer to its last reader, whose output may reuse the memory */
     ARENA_STASH,       /* planned: tensors that one part of a pipeline's program leaves to another, once per slot */
+    ARENA_SAVED,       /* with offload: activations that wait in pinned host memory for the backward pass (HostedTensor) */
     ARENA_COUNT
 } Arena;
 const char *arena_name(Arena arena);
@@ -213,6 +214,18 @@ typedef struct Node {
  * ARENA_STASH holds what a part leaves to another, in the microbatch's slot. */
 typedef enum PartKind { PART_FORWARD, PART_BACKWARD, PART_WEIGHTS, PART_KINDS } PartKind;
 
+/* An activation whose memory is in use during two spans of the program: from its producer to node
+ * `stowed` - 1 (or its last reader in the forward pass), and from node `fetch` to node `last`. In
+ * between, its values are in host memory. Copies start and are waited for before a node runs.
+ * Invariant: producer < stow < stowed < fetch < fetched <= last (graph_host_saved). */
+typedef struct HostedTensor {
+    TensorId tensor;
+    int stow, stowed;      /* the copy to the host starts; it has ended */
+    int fetch, fetched;    /* the copy back starts; it has ended: `fetched` is the first reader of the group in the backward pass */
+    int forward_end, last; /* the last readers in the forward and in the backward pass */
+    int64_t offset;        /* in ARENA_SAVED */
+} HostedTensor;
+
 /* A program under construction. Invariants: nodes run in array order; forward nodes come before
  * backward nodes; indices of nodes, tensors and parameters never change, but pointers to them
  * change when an array grows. */
@@ -223,6 +236,8 @@ typedef struct Graph {
     int tensor_count; /* tensors[TENSOR_NONE] is a placeholder */
     Parameter *parameters;
     int parameter_count;
+    HostedTensor *hosted; /* by `fetched`; set by graph_host_saved */
+    int hosted_count;
     int64_t parameter_bytes;   /* of MASTER for all parameters, gaps included */
     int64_t trained_bytes;     /* bytes of MASTER that training changes; a layout puts frozen matrices after them */
     int64_t stored_bytes;      /* bytes of MASTER that have memory; a layout puts quantized matrices last */
@@ -388,6 +403,11 @@ typedef struct PlanBlock {
 /* Places blocks so that blocks in use at the same time do not overlap; sorts them. Every offset is
  * a multiple of any number that divides all sizes. Returns the end of the highest block. */
 int64_t plan_blocks(PlanBlock *blocks, int count);
+
+/* Lets activations wait in host memory between the passes of a training program that is not a
+ * pipeline's (host_saved.c). Call it after op_absorb and before graph_plan. Returns the bytes of
+ * ARENA_SAVED, which the caller adds to the plan. */
+int64_t graph_host_saved(Graph *graph);
 
 /* Gives every tensor its offset, a multiple of 256 bytes outside the parameters' arenas. Places
  * activations best fit by lifetime, some of them in the memory of the input that their node reads

@@ -76,9 +76,11 @@ int64_t plan_blocks(PlanBlock *blocks, int count) {
 
 static int64_t most_alive(const PlanBlock *blocks, int count, int nodes) {
     int64_t *change = memory_allocate((nodes + 2) * sizeof *change), alive = 0, most = 0;
-    for (int i = 0; i < count; i++) {
-        change[blocks[i].life[0].first] += blocks[i].bytes;
-        change[blocks[i].life[0].last + 1] -= blocks[i].bytes;
+    for (int i = 0; i < 2 * count; i++) {
+        NodeSpan life = blocks[i / 2].life[i % 2];
+        if (span_is_empty(life)) continue;
+        change[life.first] += blocks[i / 2].bytes;
+        change[life.last + 1] -= blocks[i / 2].bytes;
     }
     for (int i = 0; i <= nodes; i++) {
         alive += change[i];
@@ -105,10 +107,23 @@ static TensorId overwritten(const Graph *graph, int index, const int *last) {
 typedef struct PlanListing {
     PlanBlock *blocks;
     int count;
-    int *last;        /* last node that works on the tensor */
-    int *block;       /* index of the tensor's block */
-    TensorId *source; /* the tensor whose memory this one takes, or TENSOR_NONE */
+    int *last;                   /* last node that works on the tensor */
+    int *block;                  /* index of the tensor's block */
+    TensorId *source;            /* the tensor whose memory this one takes, or TENSOR_NONE */
+    const HostedTensor **hosted; /* NULL: not in host memory between the passes */
 } PlanListing;
+
+/* Ends the latest span of a block. */
+static void extend_life(PlanBlock *block, int end) {
+    NodeSpan *life = span_is_empty(block->life[1]) ? &block->life[0] : &block->life[1];
+    life->last = end;
+}
+
+/* Frees the block's memory while the tensor is in host memory. */
+static void split_life(PlanBlock *block, const HostedTensor *hosted) {
+    block->life[0].last = int_max(hosted->stowed - 1, hosted->forward_end);
+    block->life[1] = (NodeSpan){hosted->fetch, hosted->last};
+}
 
 static void list_output(PlanListing *list, Graph *graph, int node, int index) {
     TensorId id = graph->nodes[node].out[index];
@@ -118,8 +133,9 @@ static void list_output(PlanListing *list, Graph *graph, int node, int index) {
     list->source[id] = index == 0 ? overwritten(graph, node, list->last) : TENSOR_NONE;
     list->block[id] = list->source[id] ? list->block[list->source[id]] : list->count++;
     PlanBlock *block = &list->blocks[list->block[id]];
-    if (list->source[id]) block->life[0].last = end;
+    if (list->source[id]) extend_life(block, end);
     else *block = (PlanBlock){.bytes = tensor_bytes(graph, id), .life = {{node, end}, NEVER}, .target = &tensor->offset};
+    if (list->hosted[id]) split_life(block, list->hosted[id]);
 }
 
 /* Lists one block per scratch and per activation. Activations that take each other's memory share
@@ -215,7 +231,9 @@ static void place_activations(Graph *graph, const Backend *backend, Plan *plan) 
     PlanListing list = {.blocks = memory_allocate((graph->tensor_count + graph->node_count + 1) * sizeof *list.blocks),
         .last = memory_allocate(graph->tensor_count * sizeof *list.last),
         .block = memory_allocate(graph->tensor_count * sizeof *list.block),
-        .source = memory_allocate(graph->tensor_count * sizeof *list.source)};
+        .source = memory_allocate(graph->tensor_count * sizeof *list.source),
+        .hosted = memory_allocate(graph->tensor_count * sizeof *list.hosted)};
+    for (int i = 0; i < graph->hosted_count; i++) list.hosted[graph->hosted[i].tensor] = &graph->hosted[i];
     list_blocks(&list, graph, backend, &plan->workspace);
     plan->activation_floor = most_alive(list.blocks, list.count, graph->node_count);
     plan->bytes[ARENA_ACTIVATION] = plan_blocks(list.blocks, list.count);
@@ -227,6 +245,7 @@ static void place_activations(Graph *graph, const Backend *backend, Plan *plan) 
     free(list.last);
     free(list.block);
     free(list.source);
+    free(list.hosted);
 }
 
 Plan graph_plan_lasting(Graph *graph) {

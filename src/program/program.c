@@ -22,7 +22,13 @@ bool program_plan(Program *program, Device *device, Error *error) {
         op_absorb(&program->backend, graph);
         program->schedule = comm_schedule_create(program->layout, graph);
     }
+    int64_t saved_bytes = 0;
+    if (program->hosts_saved) {
+        op_absorb(&program->backend, graph);
+        saved_bytes = graph_host_saved(graph);
+    }
     *plan = graph_plan(graph, &program->backend);
+    plan->bytes[ARENA_SAVED] = saved_bytes;
     if (program->pipeline) plan_set_slots(plan, graph->training ? program->pipeline->slots : program->pipeline->forward_slots);
     if (!program->layout) return true;
     if (plan->bytes[ARENA_GRADIENT]) plan->bytes[ARENA_GRADIENT] = program->schedule->gradient_bytes;

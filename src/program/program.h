@@ -16,6 +16,7 @@ typedef struct Program {
     Model model;                  /* a graph of single operations is a model with only `graph` */
     const Layout *layout;         /* borrowed; NULL: the program needs no exchange */
     const PipelinePlan *pipeline; /* borrowed; NULL: the model is not cut into stages */
+    bool hosts_saved;             /* activations wait in host memory for the backward pass (graph_host_saved); not with `pipeline` */
     Backend backend;              /* from program_plan on, like plan and schedule */
     Plan plan;
     CommSchedule *schedule; /* with a layout */

@@ -65,9 +65,16 @@ static bool without_gradients(FitTrial *trial) {
 
 /* Tries offload alone, then with updates within the backward pass, which overlaps the copies. */
 static bool state_in_host(FitTrial *trial) {
-    bool had = trial->config.offload != OFFLOAD_NONE;
-    trial->config.offload = OFFLOAD_OPTIMIZER;
+    bool had = config_offloads_state(&trial->config);
+    trial->config.offload = config_offloads_saved(&trial->config) ? OFFLOAD_BOTH : OFFLOAD_OPTIMIZER;
     return !had || without_gradients(trial);
+}
+
+static bool activations_in_host(FitTrial *trial) {
+    bool may = !config_offloads_saved(&trial->config) && trial->config.layout.pp == 1;
+    trial->config.offload = config_offloads_state(&trial->config) ? OFFLOAD_BOTH : OFFLOAD_ACTIVATIONS;
+    trial->config.recompute = RECOMPUTE_BLOCK;
+    return may;
 }
 
 static bool pure_bf16(FitTrial *trial) {
@@ -124,6 +131,7 @@ static const FitKind kinds[] = {
     {more_tensor, "communication in every layer", true},
     {smaller_microbatch, "same batch; smaller GEMMs", false},
     {without_gradients, "no gradient clipping", true},
+    {activations_in_host, "same results; inputs of layers are copied over the host link", true, NULL, true},
     {state_in_host, "same results; state is copied over the host link in each step", false, NULL, true},
     {pure_bf16, "no fp32 master weights: other results", false},
     {more_ranks, "more devices", false, most_ranks},
@@ -211,14 +219,14 @@ int fit_recompute(const Config *config, Device *device, int rank, int ranks, int
     const double part = 0.97; /* of the free memory: libraries allocate some while they run */
     if (config->recompute != RECOMPUTE_AUTO) return config->recompute;
     FitTrial trial = {.config = *config, .rank = rank, .ranks = ranks};
-    for (trial.config.recompute = RECOMPUTE_NONE; trial.config.recompute < RECOMPUTE_BLOCK; trial.config.recompute++)
+    for (trial.config.recompute = config_least_recompute(config); trial.config.recompute < RECOMPUTE_BLOCK; trial.config.recompute++)
         if (available < 0 || (double)trial_bytes(&trial, device) <= part * (double)available) break;
     return trial.config.recompute;
 }
 
 int fit_search(const Config *config, Device *device, int rank, int ranks, int64_t available, Fit fits[MOST_FITS]) {
     Config settled = *config;
-    settled.recompute = config_recompute(config);
+    settled.recompute = config->recompute == RECOMPUTE_AUTO ? config_least_recompute(config) : config->recompute;
     const Question question = {&settled, device, rank, ranks, available};
     FitTrial now = base_trial(&question, 0);
     int64_t before = trial_bytes(&now, device);

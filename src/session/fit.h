@@ -17,7 +17,7 @@ typedef struct Fit {
  * are unchanged. */
 int fit_recompute(const Config *config, Device *device, int rank, int ranks, int64_t available);
 
-enum { MOST_FITS = 11 };
+enum { MOST_FITS = 12 };
 /* Finds the smallest change of each kind that brings rank `rank` of `ranks` below `available`
  * bytes, or the largest change if none does, from the cheapest kind to the most expensive. Kinds
  * that save nothing are omitted. Returns their number. */

@@ -27,6 +27,16 @@ static void note_work(void *context, int node, double part) {
     if (rehearsal->times) trace_compute(rehearsal->trace, part * rehearsal->times->nodes[node - 1]);
 }
 
+static void note_copy(void *context, int stream, int64_t bytes) {
+    const Rehearsal *rehearsal = context;
+    if (rehearsal->times) trace_copy(rehearsal->trace, stream, (double)bytes);
+}
+
+static void note_order(void *context, bool records, int event, int stream) {
+    const Rehearsal *rehearsal = context;
+    if (rehearsal->times) trace_order(rehearsal->trace, records ? TRACE_RECORD : TRACE_FOLLOW, event, stream);
+}
+
 /* An OptimizerHook. */
 static void note_update(void *context, int bucket) {
     const Rehearsal *rehearsal = context;
@@ -61,7 +71,8 @@ bool session_rehearse(const Session *planned, const RehearsalTimes *times, int s
     Rehearsal rehearsal = {.session = *planned, .times = times, .trace = trace};
     Session *session = &rehearsal.session;
     Comm *comm = comm_rehearse(trace, mesh_rank(planned->mesh), mesh_size(planned->mesh, AXES_ALL));
-    session->training.backend = idle_device_open(&planned->training.backend, note_work, &rehearsal);
+    const IdleReports reports = {note_work, note_copy, note_order};
+    session->training.backend = idle_device_open(&planned->training.backend, &reports, &rehearsal);
     session->device = session->training.backend.device;
     bool done = session_start_training(session, comm, error);
     if (done) optimizer_set_hook(session->optimizer, note_update, &rehearsal);

@@ -126,10 +126,8 @@ static bool plan_generation(Session *session, Error *error) {
  * and masters has 1.2 GB. */
 static const int64_t PORTION_BYTES = 512 << 20;
 
-/* On a CPU the setting has no effect, because its device memory is host memory (config/needs.c). */
-static bool offloads_state(const Session *session) {
-    return session->config->offload != OFFLOAD_NONE && !device_info(session->device)->host_memory;
-}
+/* On a CPU offload has no effect, because its device memory is host memory (config/needs.c). */
+static bool has_host_link(const Session *session) { return !device_info(session->device)->host_memory; }
 
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error) {
     *session = (Session){.config = config, .device = device};
@@ -146,7 +144,9 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     session->training.model = build_model(session, session->mesh, MODEL_TRAIN, sequences, length, false);
     session->layout =
         layout_create(session->training.model.graph, &config->optimizer, &config->layout, choose_bucket_bytes(config, device));
-    if (offloads_state(session)) layout_offload(session->layout, (Precision)config->precision, PORTION_BYTES);
+    session->training.hosts_saved = config_offloads_saved(config) && has_host_link(session);
+    if (config_offloads_state(config) && has_host_link(session))
+        layout_offload(session->layout, (Precision)config->precision, PORTION_BYTES);
     session->evaluation.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length, true);
     if (sampled) session->sampling.model = build_model(session, session->whole, MODEL_SCORE, 1, sampled, false);
     if (scores) session->scoring.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length, false);
@@ -234,6 +234,7 @@ Budget session_budget(const Session *session) {
         .generation = session->generation.least,
         .generation_most = session->generation.most,
         .hosted = state_in_host + plan->bytes[ARENA_HOST_MASTER],
+        .saved = plan->bytes[ARENA_SAVED],
         .updated = session->layout->in_backward,
         .activation_floor = plan->activation_floor,
     };
@@ -287,7 +288,9 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     if (budget->collectives)
         print_budget_row(file, "collectives", budget->collectives, budget->total, "a margin for NCCL's or RCCL's buffers");
     log_format_bytes((double)budget->hosted, text);
-    if (budget->hosted) fprintf(file, "memory of the host: %s pinned for offload=optimizer\n", text);
+    if (budget->hosted) fprintf(file, "memory of the host: %s pinned for the optimizer state of offload\n", text);
+    log_format_bytes((double)budget->saved, text);
+    if (budget->saved) fprintf(file, "memory of the host: %s pinned for the activations of offload\n", text);
     log_format_bytes((double)budget->copy, text);
     if (budget->host) print_budget_row(file, "checkpoint copy", budget->copy, budget->total, "none with checkpoint.async=false");
     else if (budget->copy) fprintf(file, "memory of the host: %s for checkpoints; none with checkpoint.async=false\n", text);
@@ -318,9 +321,13 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
 
 bool session_check_host_memory(const Session *session, int local_ranks, Error *error) {
     Budget budget = session_budget(session);
-    if (!budget.hosted) return true;
-    return memory_check(budget.hosted * local_ranks, "offload=optimizer",
-        "set optimizer.name=adamw_8bit, precision=pure_bf16 or offload=none, or use a machine with more memory", error);
+    static const char *const names[] = {"", "offload=optimizer", "offload=activations", "offload=both"};
+    int64_t bytes = budget.hosted + budget.saved;
+    if (!bytes) return true;
+    return memory_check(bytes * local_ranks, names[session->config->offload],
+        budget.hosted ? "set optimizer.name=adamw_8bit, precision=pure_bf16 or offload=none, or use a machine with more memory"
+                      : "set offload=none, reduce batch.sequences, or use a machine with more memory",
+        error);
 }
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */

@@ -78,6 +78,7 @@ typedef struct Budget {
     int64_t generation, generation_most; /* of reinforcement learning: with caches for one sequence (part of `total`), and for all slots */
     int64_t collectives;                 /* a margin for the buffers of NCCL or RCCL */
     int64_t hosted;                      /* pinned host memory of offload: optimizer state and master weights; not in `total` */
+    int64_t saved;                       /* the same: activations; not in `total` */
     int64_t copy;                        /* of the state, for asynchronous checkpoints, in host memory; in `total` only with `host` */
     bool host;                           /* the device's memory is the host's */
     bool updated;                        /* gradients live until their weights are updated: optimizer.in_backward */

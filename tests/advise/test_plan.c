@@ -18,6 +18,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "config/layout_rules.h"
 #include "session/fit.h"
 
 static Device *h100; /* a description of one */
@@ -282,19 +283,54 @@ static void gpus_that_communicate_plan_room_for_it(void **state) {
 /* With one byte too few the cheapest changes suffice, and each by its smallest step. */
 static void the_cheapest_change_comes_first(void **state) {
     (void)state;
-    static const char *const changes[] = {"recompute=norm", "batch.sequences=16", "recompute=block offload=optimizer",
-        "precision=pure_bf16", "layout.zero", "lora.rank=16 init=FOLDER"};
+    static const char *const changes[] = {"recompute=norm", "batch.sequences=16", "recompute=block offload=activations",
+        "recompute=block offload=optimizer", "precision=pure_bf16", "layout.zero", "lora.rank=16 init=FOLDER"};
     Given given = give("configs/llama-tiny.yaml");
     Fit fits[MOST_FITS];
     Device plain = *h100;
     plain.info.first_communicator = 0; /* which is more than all of this model */
     int count = fit_search(&given.config, &plain, 0, 1, total(&given.config, &plain, 1) - 1, fits);
-    assert_int_equal(count, 6);
+    assert_int_equal(count, 7);
     for (int i = 0; i < count; i++) {
-        if (i == 4) assert_string_equal(fits[i].change, "on 2 such devices");
+        if (i == 5) assert_string_equal(fits[i].change, "on 2 such devices");
         else assert_string_equal(fits[i].change, changes[i]);
         assert_true(fits[i].fits);
     }
+    options_free_strings(&given.strings);
+}
+
+/* The inputs of 31 of the 32 layers of 8B, 8,192 rows of 4,096 fp32 values each, wait in host memory. What remains is less than
+ * what they took. recompute=auto becomes block. */
+static void activations_wait_in_host_memory(void **state) {
+    (void)state;
+    Given given = give("configs/llama3.1-8b.yaml");
+    Budget budgets[2];
+    Error error = {0};
+    set(&given, "batch.sequences=1");
+    set(&given, "batch.tokens=8192");
+    for (int i = 0; i < 2; i++) {
+        SCOPED(session_free) Session session = {0};
+        set(&given, i ? "offload=activations" : "recompute=block");
+        assert_true(config_check(&given.config, &error) && session_plan(&session, &given.config, h100, &error));
+        budgets[i] = session_budget(&session);
+        if (!i) set(&given, "recompute=auto");
+        else assert_false(session_check_host_memory(&session, 1 << 20, &error));
+    }
+    assert_non_null(strstr(error.message, "offload=activations needs"));
+    const int64_t input = (int64_t)8192 * 4096 * 4;
+    assert_true(budgets[0].saved == 0 && budgets[1].hosted == 0);
+    assert_true(budgets[1].saved >= 30 * input && budgets[1].saved <= 34 * input);
+    assert_true(budgets[0].activations - budgets[1].activations >= 26 * input);
+    assert_true(budgets[0].total - budgets[1].total == budgets[0].activations - budgets[1].activations);
+    set(&given, "recompute=norm");
+    assert_false(config_check(&given.config, &error));
+    assert_non_null(strstr(error.message, "offload=activations"));
+    assert_non_null(strstr(error.message, "set recompute=block, or offload=none"));
+    Config staged = given.config;
+    staged.recompute = RECOMPUTE_BLOCK;
+    staged.layout.pp = 2;
+    assert_false(layout_check(&staged, 2, &error));
+    assert_non_null(strstr(error.message, "offload=activations"));
     options_free_strings(&given.strings);
 }
 
@@ -426,6 +462,7 @@ int main(void) {
         cmocka_unit_test(no_change_is_advised_that_changes_the_objective),
         cmocka_unit_test(gpus_that_communicate_plan_room_for_it),
         cmocka_unit_test(the_cheapest_change_comes_first),
+        cmocka_unit_test(activations_wait_in_host_memory),
         cmocka_unit_test(state_in_host_memory_makes_a_model_fit),
         cmocka_unit_test(updates_within_the_backward_pass_make_zaya_fit_into_80_gb),
         cmocka_unit_test(auto_recomputes_the_least_that_fits),

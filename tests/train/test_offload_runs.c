@@ -40,6 +40,23 @@ static void updates_within_the_backward_pass_have_the_same_bits(void **state) {
     check_bits(LLAMA WITHIN "precision=pure_bf16 optimizer.name=adamw_8bit recompute=block");
 }
 
+static void check_saved(const char *offload, const char *settings) {
+    assert_int_equal(system("rm -rf plain offloaded"), 0);
+    train_good(FEW "run=plain recompute=block model.layers=5 %s", gpu(), settings);
+    train_good(FEW "run=offloaded offload=%s model.layers=5 %s", gpu(), offload, settings);
+    assert_same_steps("offloaded", "plain");
+    if (!same_checkpoint("offloaded", "plain", STEPS)) fail_msg("offload=%s %s: other weights or moments", offload, settings);
+}
+
+/* Several microbatches per step, experts, updates within the backward pass, and recorded programs (from the third run on). */
+static void activations_in_host_memory_have_the_same_bits(void **state) {
+    (void)state;
+    check_saved("activations", "precision=bf16");
+    check_saved("activations", LLAMA "precision=pure_bf16 batch.tokens=512");
+    check_saved("both", LLAMA "precision=bf16 batch.tokens=256");
+    check_saved("both", LLAMA WITHIN "precision=pure_bf16 optimizer.name=adamw_8bit");
+}
+
 static void adapters_have_the_same_bits(void **state) {
     (void)state;
     train_good(FEW "run=base precision=bf16 " LLAMA, gpu());
@@ -49,12 +66,12 @@ static void adapters_have_the_same_bits(void **state) {
 /* The setting may change from start to start, as nothing that is stored depends on it. */
 static void a_run_resumes_with_and_without_offload(void **state) {
     (void)state;
-    static const char *const ways[] = {"none", "optimizer"};
+    static const char *const ways[] = {"none", "optimizer", "activations", "both"};
     train_good(FEW "run=whole precision=bf16 checkpoint.every=1", gpu());
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         SCOPED_FREE char *run = memory_format("cut-%d", i);
         train_good(FEW "run=%s precision=bf16 checkpoint.every=1 stop_at=1 offload=%s", gpu(), run, ways[i]);
-        train_good(FEW "run=%s precision=bf16 checkpoint.every=1 checkpoint.async=false stop_at=2 offload=%s", gpu(), run, ways[1 - i]);
+        train_good(FEW "run=%s precision=bf16 checkpoint.every=1 checkpoint.async=false stop_at=2 offload=%s", gpu(), run, ways[3 - i]);
         train_good(FEW "run=%s precision=bf16 checkpoint.every=1 offload=optimizer", gpu(), run);
         assert_same_steps(run, "whole");
         assert_true(same_checkpoint(run, "whole", STEPS));
@@ -65,8 +82,8 @@ static void a_killed_run_goes_on_bit_for_bit(void **state) {
     (void)state;
     enum { LONGER = 8 };
     SCOPED_FREE char *settings = memory_format(FEW "steps=%d checkpoint.every=2 precision=pure_bf16 " LLAMA, gpu(), LONGER);
-    SCOPED_FREE char *killed = memory_format("%s run=killed offload=optimizer", settings);
-    train_good("%s run=whole", settings);
+    SCOPED_FREE char *killed = memory_format("%s run=killed offload=both model.layers=4", settings);
+    train_good("%s run=whole model.layers=4", settings);
     Process process = train_start(killed);
     process_await_text(&process, "checkpoint", 1);
     kill(process.id, SIGKILL);
@@ -80,16 +97,17 @@ static void a_killed_run_goes_on_bit_for_bit(void **state) {
 
 static void the_plan_counts_what_is_in_host_memory(void **state) {
     (void)state;
-    SCOPED_FREE char *words = memory_format("train " TINY " device=%s run=r plan=true offload=optimizer", gpu());
+    SCOPED_FREE char *words = memory_format("train " TINY " device=%s run=r plan=true offload=both model.layers=4", gpu());
     ProcessResult result = smelt(words);
     expect_code(&result, ERROR_NONE, words);
-    assert_mentions(result.output, "memory of the host: pinned for offload=optimizer");
+    assert_mentions(result.output, "memory of the host: pinned for the optimizer state of offload");
+    assert_mentions(result.output, "memory of the host: pinned for the activations of offload");
     process_free(&result);
 }
 
 static void a_cpu_says_that_it_has_no_effect(void **state) {
     (void)state;
-    ProcessResult result = smelt("train " TINY " steps=1 schedule.warmup=0 run=cpu offload=optimizer");
+    ProcessResult result = smelt("train " TINY " steps=1 schedule.warmup=0 run=cpu offload=both");
     assert_int_equal(result.code, 0);
     assert_mentions(result.errors, "offload no effect device with memory of its own, not a CPU");
     process_free(&result);
@@ -105,6 +123,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(every_optimizer_has_the_same_bits),
         TRAIN_TEST(updates_within_the_backward_pass_have_the_same_bits),
+        TRAIN_TEST(activations_in_host_memory_have_the_same_bits),
         TRAIN_TEST(adapters_have_the_same_bits),
         TRAIN_TEST(a_run_resumes_with_and_without_offload),
         TRAIN_TEST(a_killed_run_goes_on_bit_for_bit),
