@@ -46,6 +46,13 @@ double cluster_seconds(const Cluster *cluster, const Mesh *mesh, const Traffic *
     return fmax(inside, between) + ceil(traffic->bytes / bucket) * (cluster->hardware.latency + node_latency * log2(nodes));
 }
 
+double cluster_ring_seconds(const Cluster *cluster, const Mesh *mesh, const Traffic *traffic, double messages) {
+    int64_t ranks = mesh_size(mesh, traffic->axes), local = local_ranks(mesh, traffic->axes, cluster->per_node);
+    double rate = local > 1 ? cluster_node_bandwidth(cluster, 2) : INFINITY;
+    if (local < ranks) rate = fmin(rate, cluster_network_bandwidth(cluster));
+    return messages * cluster->hardware.latency + traffic->bytes / rate;
+}
+
 Traffic cluster_gather(const Mesh *mesh, MeshAxes axes, double bytes) {
     double ranks = mesh_size(mesh, axes);
     return (Traffic){.axes = axes, .bytes = bytes * (ranks - 1) / ranks};

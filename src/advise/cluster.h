@@ -19,5 +19,9 @@ double cluster_network_bandwidth(const Cluster *cluster);
 /* Returns the seconds of this traffic if every rank of the mesh sends it to the others of its
  * group. Consecutive ranks share a node. */
 double cluster_seconds(const Cluster *cluster, const Mesh *mesh, const Traffic *traffic);
+/* Returns the seconds of this traffic if every rank sends it to the next one of its group, in `messages`
+ * one after the other. All ranks wait for the slowest pair, and two GPUs have only the link between
+ * them, unless a switch joins them. */
+double cluster_ring_seconds(const Cluster *cluster, const Mesh *mesh, const Traffic *traffic, double messages);
 /* Returns what a rank sends when a group gathers, or reduces and scatters, `bytes` in total. */
 Traffic cluster_gather(const Mesh *mesh, MeshAxes axes, double bytes);

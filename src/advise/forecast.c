@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "config/layout_rules.h"
+#include "ops/attention/attention.h"
 
 const double forecast_skew = 0.03; /* fraction of compute time that ranks wait for the slowest rank (docs/forecast.md) */
 static const double hidden = 0.5;  /* fraction of the exchange of gradients and weights that compute hides, if there is enough compute */
@@ -26,6 +27,7 @@ ProgramTimes forecast_program(const Graph *graph, const Cluster *cluster) {
         if (i == graph->node_count) break;
         const Node *node = &graph->nodes[i];
         const Op *op = op_table[node->op];
+        double start = now;
         if (op->once || op_runs_once_a_step(graph, node)) continue;
         if (!work_is_collective(graph, node)) {
             Work work = work_of_node(graph, node);
@@ -35,10 +37,14 @@ ProgramTimes forecast_program(const Graph *graph, const Cluster *cluster) {
         }
         if (!op->communicates) continue;
         Traffic traffic = op->traffic(graph, node);
-        double seconds = cluster_seconds(cluster, graph->mesh, &traffic), *end = &ready[graph_await(graph, i)];
+        double messages = (double)ring_messages(graph, node), *end = &ready[graph_await(graph, i)];
+        double seconds =
+            messages > 0 ? cluster_ring_seconds(cluster, graph->mesh, &traffic, messages) : cluster_seconds(cluster, graph->mesh, &traffic);
         times.communication += seconds;
-        free_at = fmax(now, free_at) + seconds;
-        *end = fmax(*end, free_at);
+        free_at = fmax(messages > 0 ? start : now, free_at) + seconds;
+        double last =
+            messages > 0 ? (now - start) / mesh_size(graph->mesh, traffic.axes) : 0; /* a ring computes its last block at the end */
+        *end = fmax(*end, free_at + last);
     }
     times.waits = now - computing;
     return times;

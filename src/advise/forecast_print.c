@@ -65,7 +65,9 @@ static void print_traffic(const Forecast *forecast, const Cluster *cluster, FILE
         traffic_name_axes(&forecast->mesh, row->axes, axes, sizeof axes);
         snprintf(name, sizeof name, "%s over %s", row->operation, axes);
         log_format_bytes(row->bytes, bytes);
-        fprintf(file, "  %-32s %9.0f %10s %9.3f\n", name, row->count, bytes, row->count * cluster_seconds(cluster, &forecast->mesh, &one));
+        double seconds = row->messages > 0 ? cluster_ring_seconds(cluster, &forecast->mesh, &one, row->messages / row->count)
+                                           : cluster_seconds(cluster, &forecast->mesh, &one);
+        fprintf(file, "  %-32s %9.0f %10s %9.3f\n", name, row->count, bytes, row->count * seconds);
     }
     fputc('\n', file);
 }

@@ -33,11 +33,43 @@ const OptionTable topology_table = OPTION_TABLE(rows);
 
 static const double giga = 1e9;
 
+/* The GB/s that a link or a card may have. Other values come from another unit: a card of 400 Gb/s is 50. */
+typedef struct RateRange {
+    const char *name;
+    double least, most;
+} RateRange;
+
+static bool check_rate(double value, const RateRange *range, const char *path, Error *error) {
+    return value == 0 || (value >= range->least && value <= range->most) ||
+           error_set(error, ERROR_USAGE,
+               "%s=%g of topology=%s is not a rate in GB/s (gigabytes per second): use %g to %g, or 0 for the usual one", range->name,
+               value, path, range->least, range->most);
+}
+
+/* Refuses values that no cluster has, with which a simulation would be meaningless. */
+static bool check_absurd(const Topology *topology, const char *path, const Cluster *cluster, Error *error) {
+    enum { MOST_CARDS = 4 /* per GPU */ };
+    static const RateRange link = {"node.rate", 0.1, 10000}, card = {"network.card", 0.01, 200};
+    const double most_latency = 0.01;
+    int64_t cards = topology->network.cards, most_cards = MOST_CARDS * cluster->per_node;
+    if (!check_rate(topology->node.rate, &link, path, error) || !check_rate(topology->network.card, &card, path, error)) return false;
+    if (topology->node.latency > most_latency || (topology->node.latency > 0 && topology->node.latency < 1e-9))
+        return error_set(error, ERROR_USAGE,
+            "node.latency=%g of topology=%s is not a latency in seconds: use 1e-9 to %g, or 0 for the usual one", topology->node.latency,
+            path, most_latency);
+    return cards <= most_cards ||
+           error_set(error, ERROR_USAGE, "network.cards=%lld of topology=%s is more than %d per GPU of a node of %lld: use at most %lld",
+               (long long)cards, path, MOST_CARDS, (long long)cluster->per_node, (long long)most_cards);
+}
+
 static bool check_named_ranks(const Topology *topology, const char *path, const Cluster *cluster, Error *error) {
     int64_t nodes = (cluster->gpus + cluster->per_node - 1) / cluster->per_node;
     if (topology->slow.node >= nodes)
         return error_set(error, ERROR_USAGE, "slow.node=%lld of topology=%s is not one of the %lld nodes: use 0 to %lld",
             (long long)topology->slow.node, path, (long long)nodes, (long long)nodes - 1);
+    if (topology->lost.step >= 0 && topology->lost.rank < 0)
+        return error_set(error, ERROR_USAGE, "lost.step=%lld of topology=%s has no effect without lost.rank: set lost.rank, or remove it",
+            (long long)topology->lost.step, path);
     return topology->lost.rank < cluster->gpus ||
            error_set(error, ERROR_USAGE, "lost.rank=%lld of topology=%s is not one of the %lld ranks: use 0 to %lld",
                (long long)topology->lost.rank, path, (long long)cluster->gpus, (long long)cluster->gpus - 1);
@@ -49,6 +81,7 @@ bool topology_read(Topology *topology, const char *path, Cluster *cluster, Error
     options_defaults(&topology_table, topology, &strings);
     if (path[0] && !options_read_yaml(&topology_table, topology, &strings, path, error)) return false;
     if (topology->node.gpus) cluster->per_node = topology->node.gpus;
+    if (!check_absurd(topology, path, cluster, error)) return false;
     if (topology->node.links) hardware->switched = topology->node.links == LINKS_SWITCH;
     if (topology->node.rate > 0) hardware->best_link = topology->node.rate * giga;
     if (topology->node.rate > 0 && hardware->link <= 0) hardware->link = hardware->best_link;

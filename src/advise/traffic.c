@@ -6,6 +6,7 @@
 
 #include "advise/cluster.h"
 #include "graph/op.h"
+#include "ops/attention/attention.h"
 
 /* Returns the microbatches per step of the rank that has the most. */
 static int64_t count_microbatches(const Session *session) {
@@ -38,7 +39,9 @@ double traffic_reductions(const Layout *layout, double microbatches) { return la
 
 /* -- The table ----------------------------------------------------------------------------------------------------- */
 
-static void add_traffic(TrafficTable *table, const Mesh *mesh, const char *operation, const Traffic *traffic, double times) {
+/* `messages`: as of ring_messages, in one run. */
+static void add_traffic(
+    TrafficTable *table, const Mesh *mesh, const char *operation, const Traffic *traffic, double times, double messages) {
     MeshAxes axes = mesh_significant(mesh, traffic->axes);
     int at = 0;
     if (!axes || traffic->bytes <= 0) return;
@@ -47,6 +50,7 @@ static void add_traffic(TrafficTable *table, const Mesh *mesh, const char *opera
     if (at == table->count) table->rows[table->count++] = (TrafficRow){.operation = operation, .axes = axes};
     table->rows[at].count += times;
     table->rows[at].bytes += times * traffic->bytes;
+    table->rows[at].messages += times * messages;
 }
 
 static void count_buckets(TrafficTable *table, const Session *session, double microbatches) {
@@ -55,14 +59,15 @@ static void count_buckets(TrafficTable *table, const Session *session, double mi
     for (int b = 0; b < layout->bucket_count; b++) {
         const LayoutBucket *bucket = &layout->buckets[b];
         BucketTraffic traffic = traffic_of_bucket(layout, bucket, session->config->precision);
-        add_traffic(table, layout->mesh, bucket->sharded ? "reduce_scatter" : "all_reduce", &traffic.reduce, bucket->sharded ? reduces : 1);
-        add_traffic(table, layout->mesh, "all_reduce", &traffic.replicas, reduces);
-        add_traffic(table, layout->mesh, "all_gather", &traffic.gather, gathers);
+        add_traffic(
+            table, layout->mesh, bucket->sharded ? "reduce_scatter" : "all_reduce", &traffic.reduce, bucket->sharded ? reduces : 1, 0);
+        add_traffic(table, layout->mesh, "all_reduce", &traffic.replicas, reduces, 0);
+        add_traffic(table, layout->mesh, "all_gather", &traffic.gather, gathers, 0);
     }
     for (int i = 0; i < session->training.schedule->gathering_count; i++) {
         BucketTraffic traffic =
             traffic_of_bucket(layout, &layout->buckets[session->training.schedule->gatherings[i].bucket], session->config->precision);
-        add_traffic(table, layout->mesh, "all_gather", &traffic.gather, microbatches);
+        add_traffic(table, layout->mesh, "all_gather", &traffic.gather, microbatches, 0);
     }
 }
 
@@ -76,7 +81,7 @@ static void count_transfers(TrafficTable *table, const Session *session, double 
             const TensorId sent[] = {chunk->out[i], chunk->d_in[i]};
             for (int j = 0; j < 2; j++) {
                 Traffic traffic = {.axes = MESH(AXIS_PP), .bytes = (double)graph_bytes(graph, sent[j]), .pairwise = true};
-                add_traffic(table, graph->mesh, "exchange", &traffic, microbatches);
+                add_traffic(table, graph->mesh, "exchange", &traffic, microbatches, 0);
             }
         }
     }
@@ -90,7 +95,7 @@ void traffic_count(TrafficTable *table, const Session *session) {
         const Op *op = op_table[graph->nodes[i].op];
         if (!op->communicates) continue;
         Traffic traffic = op->traffic(graph, &graph->nodes[i]);
-        add_traffic(table, graph->mesh, op->name, &traffic, microbatches);
+        add_traffic(table, graph->mesh, op->name, &traffic, microbatches, (double)ring_messages(graph, &graph->nodes[i]));
     }
     count_transfers(table, session, microbatches);
     count_buckets(table, session, microbatches);

@@ -19,7 +19,7 @@ double traffic_reductions(const Layout *layout, double microbatches);
 typedef struct TrafficRow {
     const char *operation;
     MeshAxes axes;
-    double count, bytes; /* in a step; sent by this rank */
+    double count, bytes, messages; /* in a step; sent by this rank; messages of rings (ring_messages) */
 } TrafficRow;
 enum { TRAFFIC_ROWS = 32 };
 typedef struct TrafficTable {

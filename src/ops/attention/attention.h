@@ -46,6 +46,9 @@ TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, T
 /* op_attention_over with the keys and values of all ranks of AXIS_CP; each rank supplies its
  * own. */
 TensorId op_attention_ring(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec);
+/* Returns how many messages a rank sends to the next one, one after the other and beside its own compute,
+ * in a run of a node of either pass; 0: another operation, whose traffic is of collectives. */
+int64_t ring_messages(const Graph *graph, const Node *node);
 
 /* Splits packed qkv [R, heads_columns] into queries [R, heads_query_columns] and keys with values
  * [R, heads_kv_columns]. */

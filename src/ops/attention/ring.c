@@ -45,6 +45,12 @@ static Traffic grad_traffic(const Graph *graph, const Node *node) {
     return (Traffic){MESH(AXIS_CP), (1 + ratio) * sent(graph, node)};
 }
 
+/* In the backward pass the sums of gradients are messages of their own. */
+int64_t ring_messages(const Graph *graph, const Node *node) {
+    int64_t steps = mesh_size(graph->mesh, MESH(AXIS_CP)) - 1;
+    return node->op == OP_attention_ring ? steps : node->op == OP_attention_ring_grad ? 2 * steps : 0;
+}
+
 const Op op_rule_attention_ring = {.name = "attention_ring",
     .class = OP_CLASS_ATTENTION,
     .communicates = true,
