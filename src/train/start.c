@@ -152,6 +152,10 @@ static bool check_settings(const Config *config, int ranks, Error *error) {
         return error_set(error, ERROR_USAGE,
             "routing_trace=%s with layout.pp=%lld: one rank records all layers, but a stage has only its own: set layout.pp=1",
             config->routing_trace, (long long)config->layout.pp);
+    if (config->routing_trace[0] && config->profile)
+        return error_set(error, ERROR_USAGE,
+            "routing_trace=%s with profile=%lld: both watch every operation of a step: remove one of the two", config->routing_trace,
+            (long long)config->profile);
     return ranks == 1 || !config->dump[0] ||
            error_set(error, ERROR_USAGE, "dump=%s needs one process, but there are %d: start only one", config->dump, ranks);
 }

@@ -294,9 +294,7 @@ static void keep_logits(void *context, int64_t microbatch) {
 }
 
 /* Returns whether the next step's choices of experts are recorded. */
-static bool records_routing(const Loop *loop) {
-    return loop->config->routing_trace[0] && loop_leads(loop) && !loop->routing.written && !loop->config->profile;
-}
+static bool records_routing(const Loop *loop) { return loop->config->routing_trace[0] && loop_leads(loop) && !loop->routing.written; }
 
 static bool write_routing(Loop *loop, Error *error) {
     const Config *config = loop->config;

@@ -84,6 +84,7 @@ static void a_model_of_bytes_gets_their_tokenizer(void **state) {
 }
 
 int main(void) {
+    train_main();
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_folder_of_random_weights_is_the_start_of_a_training),
         TRAIN_TEST(every_form_of_output_holds_the_same_weights),

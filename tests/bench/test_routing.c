@@ -161,6 +161,7 @@ static void the_routing_is_named_and_reaches_no_training(void **state) {
     smelt_says(ERROR_USAGE, "bench.routing", "train experts.yaml data.train=text bench.routing=balanced");
     smelt_says(
         ERROR_USAGE, "routing_trace model.experts", "train %s run=r routing_trace=t model.family=llama model.experts=0", "data.train=text");
+    train_says(ERROR_USAGE, "both watch", "precision=fp32 run=r routing_trace=t profile=1");
 }
 
 int main(void) {
