@@ -204,14 +204,15 @@ static void expect_close(Row (*build)(const Layer *), Layer layer, int absorbed,
 
 static void expect_same(Row (*build)(const Layer *), Layer layer, int absorbed) { expect_close(build, layer, absorbed, 0); }
 
-/* Whose blocks have eight lines and four. */
-/* Blocks that are not full, too, but for gated functions. */
+/* Groups of eight lines and of four, with x held and, in the last case, not. Groups that are not full, too, but for
+ * gated functions. */
 static void a_function_is_of_what_its_kernel_makes(void **state) {
     (void)state;
     for (Activation f = ACTIVATION_AUTO + 1; f < ACTIVATION_COUNT; f++) {
         bool gated = activation_rules[f].gated;
         expect_same(build_mlp, (Layer){.in = 64, .ffn = gated ? 12 : 13, .biased = !gated, .function = f}, 1);
         expect_same(build_mlp, (Layer){.in = 520, .ffn = gated ? 300 : 40, .biased = gated, .function = f}, 1);
+        expect_same(build_mlp, (Layer){.in = 2056, .ffn = gated ? 36 : 11, .function = f}, 1);
         expect_same(build_mlp, (Layer){.in = 4104, .ffn = gated ? 36 : 11, .function = f}, 1);
     }
 }
@@ -220,6 +221,7 @@ static void keys_and_values_go_from_their_projection_to_the_cache(void **state) 
     (void)state;
     expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 8, 8}}, 2);
     expect_same(build_attention, (Layer){.in = 520, .heads = {6, 2, 24, 24}, .biased = true}, 2);
+    expect_same(build_attention, (Layer){.in = 2056, .heads = {4, 2, 16, 16}}, 2);
     expect_same(build_attention, (Layer){.in = 4104, .heads = {4, 1, 64, 64}}, 2);
     expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 16, 16}, .first_row = 30}, 2);
 }
