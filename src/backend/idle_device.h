@@ -4,7 +4,7 @@
 
 #include "graph/graph.h"
 
-/* What an idle device reports. Streams and events that it opened count from 0; stream -1 is its own. */
+/* The reports of an idle device. Streams and events that it opened count from 0; stream -1 is its own. */
 typedef struct IdleReports {
     void (*work)(void *context, int node, double part);                /* `part` (0 to 1) of the work of a node, from 1, is done */
     void (*copy)(void *context, int stream, int64_t bytes);            /* between device and host memory */

@@ -1,4 +1,4 @@
-/* What the classes with the gated delta rule share, Qwen3-Next and Qwen3.5: fields of config.json, keys and tensors of GGUF
+/* Shared by the classes with the gated delta rule, Qwen3-Next and Qwen3.5: fields of config.json, keys and tensors of GGUF
  * files. Called by their families and the reader; owns nothing. */
 #include <string.h>
 

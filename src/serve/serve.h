@@ -7,7 +7,7 @@
  *     /                                        a page for browsers
  *     /health, /metrics                        for supervisors, and for Prometheus
  *
- * A model may have adapters, each of which has a name of its own in requests.
+ * A model may have adapters. Requests choose one by its name.
  *
  * The memory of requests is limited by the bytes of bodies, the number of connections, and the
  * number of samples that wait, run or have not been fetched. */

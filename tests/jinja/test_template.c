@@ -103,7 +103,7 @@ static void filters_of_lists_give_generators(void **state) {
     assert_refused("{{ list | map('string') | length }}", ERROR_DATA, "a generator has no length");
 }
 
-/* What jinja2 and markupsafe 3 give. */
+/* The expected texts are those of jinja2 and markupsafe 3. */
 static void text_beside_safe_text_is_escaped(void **state) {
     (void)state;
     assert_renders("{{ '<a>&' + ('\"<b>\"' | safe) + \"'c'\" }}", "&lt;a&gt;&amp;\"<b>\"&#39;c&#39;");

@@ -26,7 +26,7 @@ static const char *const families[] = {"zaya", "zaya-window", "llama", "mistral"
     "deepseek_v3-mtp"};
 enum { FAMILIES = sizeof families / sizeof *families };
 /* The last folder's scores of experts are so close that bf16 chooses others. The gradients of the layer of multi-token
- * prediction in the one before turn to a cosine of 0.994 in every instruction set; why has not been looked for. */
+ * prediction in the one before turn to a cosine of 0.994 in every instruction set; the cause is unknown. */
 enum { FAMILIES_IN_BF16 = FAMILIES - 2 };
 
 /* Two programs sum the same numbers in other orders: a few units of 1e-7 of logits below 10. */

@@ -56,7 +56,7 @@ static void expect_same(const Server *one, const Server *two, const char *path, 
     if (!same_answer(choices, others)) fail_msg("%s: %s on two ranks, %s on one", body, b, a);
 }
 
-/* Requests of all kinds, and many at once, of which stop texts end some: rank 0 alone sees them. */
+/* Requests of all kinds, many at once. Stop texts end some, and only rank 0 sees these. */
 static void two_ranks_answer_as_one_process(void **state) {
     (void)state;
     enum { CONNECTIONS = 24 };

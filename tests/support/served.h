@@ -1,4 +1,4 @@
-/* A server of a run, as a process of its own, and a client that asks it over HTTP. Everything is static inline, so a test
+/* A process that serves a run, and its HTTP client. Everything is static inline, so a test
  * program uses what it needs. */
 #pragma once
 
@@ -38,7 +38,7 @@ static inline Server serve(const char *settings) {
     return await_server(smelt_start(words));
 }
 
-/* Ends it by a signal, which is no failure, and demands that the log is empty. */
+/* Ends the server by a signal; demands success and an empty log. */
 static inline void end(Server *server) {
     kill(server->process.id, SIGTERM);
     ProcessResult result = process_finish(&server->process);

@@ -119,8 +119,8 @@ INLINE float multiply_group(const Gemv *a, int32_t group, int32_t half, const in
 
 /* -- Blocks that go from group to group ---------------------------------------------------------------------------- */
 
-/* How a kernel divides its work. A group has `lines` lines, of which a thread has `chunks` chunks
- * each: lines * chunks == GEMV_LOADS. Without chunks, a block has one group, of any k. */
+/* How a kernel divides its work. A group has `lines` lines, and a thread has `chunks` chunks of each
+ * line: lines * chunks == GEMV_LOADS. Without chunks, a block has one group, of any k. */
 typedef struct GemvForm {
     int lines, chunks;
     bool normed; /* x is computed from Gemv.norm */
@@ -190,9 +190,9 @@ INLINE float stream_next(GemvStream *s, const Gemv *a, int32_t group, int32_t ha
 /* The groups of a block. */
 #define FOR_GROUPS(group, gemv) for (int32_t group = block_x(); group < (gemv)->groups; group += (gemv)->blocks)
 
-/* X(suffix of the name, form): the forms of kernels that exist, in the order of gemv_kernel. */
-#define GEMV_FORMS(X) X(deep, ((GemvForm){4, 0, false})) X(4, ((GemvForm){4, 2, false})) X(8, ((GemvForm){8, 1, false}))
-#define GEMV_NORMED_FORMS(X) X(normed_4, ((GemvForm){4, 2, true})) X(normed_8, ((GemvForm){8, 1, true}))
+/* X(name, suffix, form): the forms in which a kernel exists, in the order of gemv_kernel. */
+#define GEMV_FORMS(X, name) X(name, deep, ((GemvForm){4, 0, false})) X(name, 4, ((GemvForm){4, 2, false})) X(name, 8, ((GemvForm){8, 1, false}))
+#define GEMV_NORMED_FORMS(X, name) X(name, normed_4, ((GemvForm){4, 2, true})) X(name, normed_8, ((GemvForm){8, 1, true}))
 
 #else
 

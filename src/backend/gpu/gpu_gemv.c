@@ -30,9 +30,9 @@ INLINE void make_elements(const GemvArguments *a, GemvForm form) {
     }
 }
 
-#define GEMV_KERNEL(end, form) \
-    KERNEL(gemv_##end, GemvArguments) { make_elements(&a, form); }
-GEMV_FORMS(GEMV_KERNEL)
+#define GEMV_KERNEL(name, end, form) \
+    KERNEL(name##_##end, GemvArguments) { make_elements(&a, form); }
+GEMV_FORMS(GEMV_KERNEL, gemv)
 
 #else
 

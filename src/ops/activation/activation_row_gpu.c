@@ -51,9 +51,7 @@ INLINE float rounded_sum(const ActivationRowArguments *a, float sum, int32_t col
 /* Defines the kernels of NAME_row. */
 #define ROW_KERNEL(name, end, form) \
     KERNEL(name##_##end, ActivationRowArguments) { name##_row(&a, form); }
-#define ROW_KERNELS(name) \
-    ROW_KERNEL(name, deep, ((GemvForm){4, 0, false})) ROW_KERNEL(name, 4, ((GemvForm){4, 2, false})) ROW_KERNEL(name, 8, ((GemvForm){8, 1, false})) \
-    ROW_KERNEL(name, normed_4, ((GemvForm){4, 2, true})) ROW_KERNEL(name, normed_8, ((GemvForm){8, 1, true}))
+#define ROW_KERNELS(name) GEMV_FORMS(ROW_KERNEL, name) GEMV_NORMED_FORMS(ROW_KERNEL, name)
 #include "config/activation_list.h"
 
 #else

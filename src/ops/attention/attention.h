@@ -47,7 +47,7 @@ TensorId op_attention_over(Graph *graph, TensorId queries, TensorId positions, T
  * own. */
 TensorId op_attention_ring(Graph *graph, TensorId queries, TensorId positions, TensorId kv, const AttentionSpec *spec);
 /* Returns how many messages a rank sends to the next one, one after the other and beside its own compute,
- * in a run of a node of either pass; 0: another operation, whose traffic is of collectives. */
+ * in a run of a node of either pass; 0: an operation without such messages. */
 int64_t ring_messages(const Graph *graph, const Node *node);
 
 /* Splits packed qkv [R, heads_columns] into queries [R, heads_query_columns] and keys with values

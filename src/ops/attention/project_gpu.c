@@ -47,10 +47,10 @@ INLINE void project_row(const AttentionProjection *a, GemvForm form) {
     FOR_GROUPS(group, &a->gemv) project_group(a, group, &stream, form);
 }
 
-#define PROJECT(end, form) \
-    KERNEL(project_##end, AttentionProjection) { project_row(&a, form); }
-GEMV_FORMS(PROJECT)
-GEMV_NORMED_FORMS(PROJECT)
+#define PROJECT(name, end, form) \
+    KERNEL(name##_##end, AttentionProjection) { project_row(&a, form); }
+GEMV_FORMS(PROJECT, project)
+GEMV_NORMED_FORMS(PROJECT, project)
 
 #else
 
