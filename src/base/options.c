@@ -341,6 +341,7 @@ bool options_set_row(
 }
 
 void options_defaults(const OptionTable *table, void *values, OptionStrings *strings) {
+    memset(values, 0, table->zeroed);
     for (size_t i = 0; i < table->count; i++) {
         const Option *option = &table->rows[i];
         assert(strlen(option->name) <= OPTIONS_NAME_LIMIT);

@@ -73,10 +73,11 @@ typedef struct OptionTable {
     const Option *rows;
     size_t count;
     void (*explain)(const Option *option, char *text, size_t size); /* the row's other requirements, in a few words or ""; NULL: none */
+    size_t zeroed; /* bytes that options_defaults zeroes first: of a struct with fields that are not settings */
 } OptionTable;
 #define OPTION_TABLE(array, ...) {(array), sizeof(array) / sizeof *(array), ##__VA_ARGS__}
 
-/* Sets every field to its default; asserts that each row accepts its default. */
+/* Zeroes OptionTable.zeroed bytes and sets every field to its default; asserts that each row accepts its default. */
 void options_defaults(const OptionTable *table, void *values, OptionStrings *strings);
 /* Reads a YAML mapping; omitted keys keep their value. Unknown keys, duplicate keys, wrong types
  * and out-of-range values are ERROR_USAGE naming file, line, key, value and what is allowed. For an

@@ -58,7 +58,7 @@ static bool plan_microbatch(
     const Trainer *trainer, Session *session, Config *config, int64_t sequences, int64_t accumulation, Error *error) {
     set_microbatch(config, trainer->groups, sequences, accumulation);
     if (!config_check_started(config, comm_size(trainer->comm), error)) return false;
-    config->model.given_routing = trainer->routing != BENCH_ROUTING_MODEL; /* config_check resets it */
+    config->model.given_routing = trainer->routing != BENCH_ROUTING_MODEL;
     return session_plan_rank(session, config, trainer->device, comm_rank(trainer->comm), comm_size(trainer->comm), error);
 }
 

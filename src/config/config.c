@@ -453,7 +453,7 @@ static const Option rows[] = {
         ONCE),
 };
 
-const OptionTable config_table = OPTION_TABLE(rows, .explain = needs_explain);
+const OptionTable config_table = OPTION_TABLE(rows, .explain = needs_explain, .zeroed = sizeof(Config));
 
 /* Models of images read encodings; the text of a sample is part of its data.length tokens. */
 static bool check_images(const Config *config, Error *error) {
@@ -812,7 +812,6 @@ bool config_check_started(Config *config, int64_t started, Error *error) {
     settle_steps(config);
     if (config->model.policy.loss) config->batch.tokens = config->batch.sequences * config->data.length;
     config->model.policy.values = policy_has_values(&config->model.policy);
-    config->model.given_routing = false;
     if (!check_saves(config, error)) return false;
     if (!check_model(&config->model, error) || !check_prediction(config, error) || !check_batch(config, error) ||
         !check_size(config, error))

@@ -254,8 +254,22 @@ static void the_help_says_what_an_option_needs(void **state) {
     assert_null(strstr(text, "needs"));
 }
 
+/* Fields that are not settings do not keep what the memory held before. */
+static void defaults_zero_fields_that_are_not_settings(void **state) {
+    (void)state;
+    Config config;
+    OptionStrings strings = {0};
+    memset(&config, 1, sizeof config);
+    options_defaults(&config_table, &config, &strings);
+    assert_false(config.model.given_routing);
+    assert_false(config.model.fp8.uneven_rows);
+    assert_int_equal(config.model.fp8.weights, 0);
+    options_free_strings(&strings);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults_zero_fields_that_are_not_settings),
         cmocka_unit_test(each_option_acts_always_or_has_a_need),
         cmocka_unit_test(each_need_names_its_option_where_it_is_not_met_and_there_alone),
         cmocka_unit_test(settings_of_rules_are_rows_of_the_table),
