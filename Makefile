@@ -3,8 +3,8 @@
 
 BUILD ?= build
 SANITIZE ?=
-# Tests of smelt are strict; who builds it with a compiler of another year gets the program, and warnings.
-export WERROR ?= $(if $(filter check test test-amd test-asan test-tsan,$(MAKECMDGOALS)),-Werror)
+# Tests of smelt are strict, and so is each later build in the same folder; a user whose compiler is newer or older gets the program, and warnings.
+export WERROR ?= $(if $(filter check test test-amd test-asan test-tsan,$(MAKECMDGOALS)),-Werror,$(filter -Werror,$(file <$(BUILD)/flags/host)))
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers -Werror=implicit-function-declaration $(WERROR)
 CFLAGS ?= -O2 -g
 # clang warns of an `omp simd` loop that it cannot vectorize for the baseline instruction set: that is no fault.
@@ -74,6 +74,18 @@ KERNEL_OBJECTS := $(call variants_of,$(KERNEL_SOURCES),$(VARIANTS)) $(call varia
                   $(call variants_of,$(NORMALS_KERNEL),$(filter %_fp32,$(VARIANTS)))
 LIBRARY := $(BUILD)/libsmelt.a
 
+# Objects depend on a file in flags/ with the command that compiles them, the list of GPU objects and the library on files with their members. Make writes such
+# a file when its text changes: with other flags, compilers, targets or sources, what was made before is made anew. TEXT has no flags of single objects.
+RECORDS := host kernels library targets rocemu $(GPU_TARGETS)
+$(BUILD)/flags/host: export TEXT := $(CC) $(BASE_FLAGS) $(CFLAGS)
+$(BUILD)/flags/kernels: export TEXT := $(KERNEL_FLAGS) $(foreach v,$(sort $(subst _, ,$(VARIANTS) $(GEMM_VARIANTS))),$v: $(FLAGS_$v))
+$(BUILD)/flags/library: export TEXT := $(HOST_OBJECTS) $(KERNEL_OBJECTS)
+$(BUILD)/flags/targets: export TEXT := $(GPU_OBJECTS)
+$(foreach t,$(GPU_TARGETS),$(eval $(BUILD)/flags/$t: export TEXT := $(call gpu_cc,$t) $(GPU_FLAGS)))
+$(RECORDS:%=$(BUILD)/flags/%): FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' "$$TEXT" | cmp -s - $@ || printf '%s\n' "$$TEXT" >$@
+
 # `smelt --version` names the commit: that of a tarball (COMMIT, made by `make dist`), else git's, also where another user builds (sudo make install). main.o is compiled anew when it changes.
 COMMIT := $(shell cat COMMIT 2>/dev/null || git -c safe.directory='*' describe --always --dirty --abbrev=12 2>/dev/null)
 $(BUILD)/app/main.o: OWN_FLAGS := -DSMELT_COMMIT='"$(COMMIT)"' -DSMELT_GPU_TARGETS='"$(strip $(GPU_TARGETS))"'
@@ -88,11 +100,11 @@ $(BUILD)/smelt: $(BUILD)/app/main.o $(LIBRARY)
 	@echo "  LD $@"
 	@$(CC) $(SANITIZE) -rdynamic -o $@.new $^ $(LIBRARIES) && mv $@.new $@
 
-$(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/gpu/objects.o
+$(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/gpu/objects.o $(BUILD)/flags/library
 	@rm -f $@
-	@ar rcs $@ $^
+	@ar rcs $@ $(filter %.o,$^)
 
-$(BUILD)/%.o: src/%.c
+$(BUILD)/%.o: src/%.c $(BUILD)/flags/host
 	@mkdir -p $(@D)
 	@echo "  CC $@"
 	@$(CC) $(BASE_FLAGS) $(if $(filter $<,$(GPU_SOURCES)),-DGPU_MODULE='"$(call gpu_module,$<)"') $(CFLAGS) $(OWN_FLAGS) -c -o $@ $<
@@ -111,7 +123,7 @@ $(BUILD)/base/rng.o: OWN_FLAGS := -O3 -ffp-contract=off -fno-math-errno
 $(NORMALS_KERNEL:src/%.c=$(BUILD)/%).%.o: KERNEL_FLAGS += -ffp-contract=off
 
 define KERNEL_RULE
-$(BUILD)/%.$(1).o: src/%.c
+$(BUILD)/%.$(1).o: src/%.c $(BUILD)/flags/host $(BUILD)/flags/kernels
 	@mkdir -p $$(@D)
 	@echo "  CC $$@"
 	@$$(CC) $$(BASE_FLAGS) $$(CFLAGS) $$(KERNEL_FLAGS) -DKERNEL_VARIANT=$(1) $$(FLAGS_$(word 1,$(subst _, ,$(1)))) $$(FLAGS_$(word 2,$(subst _, ,$(1)))) -c -o $$@ $$<
@@ -121,7 +133,7 @@ $(foreach v,$(sort $(VARIANTS) $(GEMM_VARIANTS)),$(eval $(call KERNEL_RULE,$v)))
 # On AMD the sizes of blocks pass through LLVM's text, since C has no attribute for them.
 $(BUILD)/gpu/%: AMD_FLAGS = -target amdgcn-amd-amdhsa -mcpu=$(patsubst .%,%,$(suffix $@)) -mcode-object-version=5 -fvisibility=hidden
 define GPU_RULE
-$(BUILD)/gpu/$(call gpu_module,$(2)).$(1): $(2) $(if $(filter gfx%,$(1)),tools/bound-kernels.awk)
+$(BUILD)/gpu/$(call gpu_module,$(2)).$(1): $(2) $(BUILD)/flags/$(1) $(if $(filter gfx%,$(1)),tools/bound-kernels.awk)
 	@mkdir -p $$(@D)
 	@echo "  GPU $$@"
 ifneq (,$(filter gfx%,$(1)))
@@ -134,20 +146,20 @@ endif
 endef
 $(foreach t,$(GPU_TARGETS),$(foreach s,$(GPU_SOURCES),$(eval $(call GPU_RULE,$t,$s))))
 
-$(BUILD)/gpu/objects.c: $(GPU_OBJECTS)
+$(BUILD)/gpu/objects.c: $(GPU_OBJECTS) $(BUILD)/flags/targets
 	@mkdir -p $(@D)
-	@tools/embed-objects.sh $^ > $@
+	@tools/embed-objects.sh $(GPU_OBJECTS) > $@
 
-$(BUILD)/gpu/objects.o: $(BUILD)/gpu/objects.c $(GPU_OBJECTS)
+$(BUILD)/gpu/objects.o: $(BUILD)/gpu/objects.c $(GPU_OBJECTS) $(BUILD)/flags/host
 	@$(CC) $(BASE_FLAGS) $(CFLAGS) -c -o $@ $<
 
 # Tests mirror src/: each test_*.c is a program, linked with the library and tests/support: without what it does not use, by a quick linker where one is.
 TEST_SOURCES := $(sort $(wildcard tests/*/test_*.c tests/*/*/test_*.c))
 TESTS := $(TEST_SOURCES:%.c=$(BUILD)/%)
-TEST_LINKER := -Wl,--gc-sections $(if $(shell command -v ld.gold),-fuse-ld=gold)
+TEST_LINKER := -Wl,--gc-sections,--wrap=_cmocka_run_group_tests $(if $(shell command -v ld.gold),-fuse-ld=gold)
 TEST_SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
 
-$(BUILD)/tests/%.o: tests/%.c
+$(BUILD)/tests/%.o: tests/%.c $(BUILD)/flags/host
 	@mkdir -p $(@D)
 	@echo "  CC $@"
 	@$(CC) $(BASE_FLAGS) -Itests $(CFLAGS) -c -o $@ $<
@@ -291,9 +303,9 @@ run-rooms: $(ROOMS_TESTS)
 FUZZ ?= $(FUZZ_ENTRIES:tests/fuzz/%.c=%)
 MINUTES ?= 10
 
-$(BUILD)/libreaders.a: $(HOST_OBJECTS)
+$(BUILD)/libreaders.a: $(HOST_OBJECTS) $(BUILD)/flags/library
 	@rm -f $@
-	@ar rcs $@ $^
+	@ar rcs $@ $(HOST_OBJECTS)
 
 $(BUILD)/fuzzers/%: tests/fuzz/%.c tests/fuzz/fuzz.h $(BUILD)/libreaders.a $(KERNELS)
 	@mkdir -p $(@D)

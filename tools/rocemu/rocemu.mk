@@ -27,7 +27,8 @@ ROCEMU_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/rocemu/test_rocemu $(BUILD)/tests
 CARD_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/backend/gpu/test_vendor_gemm
 DEVICE ?= hip
 
-$(BUILD)/rocemu/%.o: tools/rocemu/%.c
+$(BUILD)/flags/rocemu: export TEXT := $(CC) $(ROCEMU_CFLAGS)
+$(BUILD)/rocemu/%.o: tools/rocemu/%.c $(BUILD)/flags/rocemu
 	@mkdir -p $(@D)
 	@echo "  CC $@"
 	@$(CC) $(ROCEMU_CFLAGS) -c -o $@ $<
@@ -50,12 +51,12 @@ $(BUILD)/tests/rocemu/test_undefined: LIBRARIES += -L$(ROCEMU_LLVM)/lib -Wl,-rpa
 $(BUILD)/tests/rocemu/test_undefined: $(ROCEMU_OBJECTS)
 
 define ROCEMU_KERNEL_RULE
-$(BUILD)/rocemu/$(1)/%.co: tests/rocemu/kernels/%.c
+$(BUILD)/rocemu/$(1)/%.co: tests/rocemu/kernels/%.c $(BUILD)/flags/$(1)
 	@mkdir -p $$(@D)
 	@echo "  GPU $$@"
 	@$$(call gpu_cc,$(1)) $$(ROCEMU_DEVICE_FLAGS) -mcpu=$(1) -MMD -MF $$@.d -o $$@ $$<
 
-$(BUILD)/rocemu/$(1)/timing.co: tests/rocemu/kernels/timing.c tools/bound-kernels.awk
+$(BUILD)/rocemu/$(1)/timing.co: tests/rocemu/kernels/timing.c $(BUILD)/flags/$(1) tools/bound-kernels.awk
 	@mkdir -p $$(@D)
 	@echo "  GPU $$@"
 	@$$(call gpu_cc,$(1)) $$(ROCEMU_DEVICE_FLAGS) -mcpu=$(1) -Xclang -disable-llvm-passes -emit-llvm -S -o $$@.ll $$<
