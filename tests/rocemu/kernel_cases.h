@@ -3,9 +3,11 @@
 #pragma once
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "support/check.h"
+#include "support/launches.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/cca/cca.h"
@@ -176,6 +178,15 @@ static inline void build_cca_case(Check *check, const void *argument) {
 }
 static inline void run_cca(const KernelCase *c) { check_launch(build_cca_case, c, true); }
 
+typedef struct OptimizerCase {
+    Optimizer *optimizer;
+    Update update;
+} OptimizerCase;
+static inline void run_update(void *context) {
+    OptimizerCase *c = context;
+    optimizer_step(c->optimizer, &c->update);
+}
+
 /* An update of matrices [rows, in]. */
 static inline void run_optimizer(const KernelCase *c, int name) {
     Device *device = check_device();
@@ -189,7 +200,7 @@ static inline void run_optimizer(const KernelCase *c, int name) {
     void *arena[3];
     for (int i = 0; i < 3; i++) arena[i] = device_allocate(device, bytes, &error);
     if (!optimizer || !arena[0] || !arena[1] || !arena[2]) exit(1);
-    optimizer_step(optimizer, &(Update){arena[0], arena[1], arena[2], 1, 1e-3, 1});
+    launches_repeat(run_update, &(OptimizerCase){optimizer, {arena[0], arena[1], arena[2], 1, 1e-3, 1}});
     if (!device_ok(device, &error)) exit(1);
     for (int i = 0; i < 3; i++) device_free(device, arena[i], bytes);
     optimizer_free(optimizer);
@@ -254,3 +265,11 @@ static const KernelCase kernel_cases[] = {
     {"lion 4M", run_lion, .rows = 2048, .in = 2048, .small = true},
     {"muon 2048", run_muon, .rows = 2048, .in = 2048},
 };
+
+enum { KERNEL_CASES = sizeof kernel_cases / sizeof *kernel_cases };
+
+/* Whether a list of cases has this one: small, all, or the beginning of a name; NULL: small. */
+static inline bool kernel_case_is_in(const char *cases, const KernelCase *c) {
+    if (!cases || !strcmp(cases, "small")) return c->small;
+    return !strcmp(cases, "all") || !strncmp(c->name, cases, strlen(cases));
+}

@@ -5,6 +5,7 @@
  * are written there instead; CYCLES_CASES chooses the cases: small, all, or the beginning of a name.
  *
  * Each case runs in a process of its own, because the emulator reports when a process ends. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +18,7 @@
 
 #include "rocemu/kernel_cases.h"
 
-enum { MOST_ROWS_OF_TABLE = 4096, LINE = 1024, CASES = sizeof kernel_cases / sizeof *kernel_cases };
+enum { MOST_ROWS_OF_TABLE = 4096, LINE = 1024 };
 static const double GROWTH = 1.03;
 
 typedef struct Row {
@@ -75,12 +76,6 @@ static const Row *find_row(const Table *table, const char *key) {
     return NULL;
 }
 
-static bool is_chosen(const KernelCase *c) {
-    const char *cases = getenv("CYCLES_CASES");
-    if (!cases || !strcmp(cases, "small")) return c->small;
-    return !strcmp(cases, "all") || !strncmp(c->name, cases, strlen(cases));
-}
-
 static void run_case(const KernelCase *c, const char *path) {
     pid_t child = fork();
     assert_true(child >= 0);
@@ -103,8 +98,8 @@ static Table model(void) {
     int file = mkstemp(path);
     assert_true(file >= 0);
     close(file);
-    for (int i = 0; i < CASES; i++)
-        if (is_chosen(&kernel_cases[i])) run_case(&kernel_cases[i], path);
+    for (int i = 0; i < KERNEL_CASES; i++)
+        if (kernel_case_is_in(getenv("CYCLES_CASES"), &kernel_cases[i])) run_case(&kernel_cases[i], path);
     assert_true(read_table(&table, path));
     unlink(path);
     return table;
@@ -156,7 +151,26 @@ static void no_hot_kernel_takes_more_cycles_than_its_row_says(void **state) {
     free(before.row);
 }
 
+/* model.csv has the rows of all cases, for reports from cards (tools/test-gpu). Its small cases show whether kernels have changed since. */
+static void the_table_of_all_cases_is_not_stale(void **state) {
+    static const double STALE = 0.1;
+    (void)state;
+    Table small = {0}, all = {0};
+    assert_true(read_table(&small, "tests/rocemu/cycles.csv") && read_table(&all, "tests/rocemu/model.csv"));
+    int stale = 0;
+    for (int i = 0; i < small.count && all.count && !strcmp(small.compiler, all.compiler); i++) {
+        const Row *row = find_row(&all, small.row[i].key);
+        if (row && fabs(row->cycles / small.row[i].cycles - 1) <= STALE) continue;
+        print_message("%s: %.0f cycles in cycles.csv, %.0f in model.csv\n", small.row[i].key, small.row[i].cycles, row ? row->cycles : 0);
+        stale++;
+    }
+    if (stale) fail_msg("%d rows of model.csv are stale: make amd-model, and copy its build/amd-model.csv there", stale);
+    free(small.row);
+    free(all.row);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(no_hot_kernel_takes_more_cycles_than_its_row_says)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_hot_kernel_takes_more_cycles_than_its_row_says), cmocka_unit_test(the_table_of_all_cases_is_not_stale)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

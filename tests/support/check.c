@@ -16,6 +16,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "backend/backend.h"
+#include "launches.h"
 
 /* Test programs keep to SMELT_CPU_ISA as smelt does. */
 __attribute__((constructor)) static void use_environment(void) {
@@ -215,6 +216,7 @@ static Run *run_open(CheckBuild build, const void *argument, Device *device, Pre
         run->seeds[run->seed_count++] = (Seed){run->check.outputs[i], seed};
     }
     if (gradients) graph_differentiate(graph, RECOMPUTE_NONE, run->seeds, run->seed_count);
+    launches_begin_problem(graph);
     for (int i = 0; gradients && i < run->check.input_count; i++) {
         TensorId gradient = graph->tensors[run->check.inputs[i]].gradient;
         if (gradient) graph->tensors[gradient].keep = true;
@@ -362,6 +364,7 @@ Device *check_device(void) {
     if (!name || device) return device;
     device = device_open(strcmp(name, "hip") ? DEVICE_CUDA : DEVICE_HIP, 0, &error);
     if (!device) fail_msg("SMELT_TEST_DEVICE=%s: %s", name, error.message);
+    launches_count(device);
     return device;
 }
 
@@ -411,12 +414,36 @@ static void check_on_device(
     run_free(run);
 }
 
-void check_launch(CheckBuild build, const void *argument, bool gradients) {
-    Run *run = run_open(build, argument, check_device(), PRECISION_BF16, gradients);
+/* Fills a tensor of any size with a short sequence of normal numbers, repeated: for time, not for results. */
+static void fill_for_time(const Run *run, TensorId tensor, double shift, double scale) {
+    enum { SEQUENCE = 65521 }; /* a prime number, so that rows differ */
+    int64_t count = graph_elements(run->check.graph, tensor);
+    size_t unit = unit_of(run, tensor);
+    char *values = memory_allocate(count * unit + 1);
+    for (int64_t i = 0; i < count && i < SEQUENCE; i++) put(values, unit, i, normal(run, 1, i, shift, scale));
+    for (int64_t i = SEQUENCE; i < count; i += SEQUENCE)
+        memcpy(values + i * unit, values, (count - i < SEQUENCE ? count - i : SEQUENCE) * unit);
+    void *data = executor_tensor(run->program.executor, tensor);
+    if (graph_get(run->check.graph, tensor)->arena == ARENA_INPUT) memcpy(data, values, count * unit);
+    else device_upload(check_device(), data, values, count * unit);
+    free(values);
+}
+
+static void launch_program(void *context) {
+    const Run *run = context;
     Error error = {0};
-    fill_integers(run);
     executor_run(run->program.executor);
     if (!executor_finish(run->program.executor, &error)) fail_msg("%s", error.message);
+}
+
+void check_launch(CheckBuild build, const void *argument, bool gradients) {
+    Run *run = run_open(build, argument, check_device(), PRECISION_BF16, gradients);
+    fill_integers(run);
+    bool measures = launches_are_timed() && !device_info(check_device())->emulated;
+    for (int i = 0; measures && i < run->source_count; i++)
+        fill_for_time(run, run->sources[i].tensor, run->sources[i].shift, run->sources[i].scale);
+    for (int i = 0; measures && i < run->seed_count; i++) fill_for_time(run, run->seeds[i].gradient, 0, 1);
+    launches_repeat(launch_program, run);
     run_free(run);
 }
 

@@ -77,7 +77,8 @@ Program check_program(Model model, Device *device);
 double check_median_seconds(void (*run)(const void *what), const void *what);
 
 /* Runs the graph once in bf16 on check_device, with integers and scalars as given and all else zero: for what it launches,
- * not for results. */
+ * not for results. While launches are timed (launches.h), it runs as often as launches_repeat does, on a card with random
+ * numbers, because the clock of a card depends on them. */
 void check_launch(CheckBuild build, const void *argument, bool gradients);
 
 void check_op(CheckBuild build, const void *argument, CheckBounds bounds);

@@ -59,6 +59,9 @@ typedef struct Gpu {
     struct Pinned *pinned;          /* blocks of pinned host memory */
     int pinned_count;
     bool recording, preparing;
+    /* Called before and after each launch; NULL: nobody observes. Tests set it. */
+    void (*observe)(void *observer, const GpuKernel *kernel, const LaunchShape *shape, bool after);
+    void *observer;
     Error failure; /* the first failure; code ERROR_NONE: none yet */
 } Gpu;
 

@@ -128,6 +128,7 @@ void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, cons
     if (!function || gpu->preparing || !allow_shared(gpu, function, shape.shared)) return;
     void *parameters[] = {(void *)arguments};
     unsigned grid[] = {(unsigned)shape.x, shape.y ? (unsigned)shape.y : 1, shape.z ? (unsigned)shape.z : 1};
+    if (gpu->observe) gpu->observe(gpu->observer, kernel, &shape, false);
     int result = gpu->overlaps_launches
                      ? launch_early(gpu, function->handle, grid, (unsigned)shape.threads, (unsigned)shape.shared, parameters)
                      : gpu->call.launch(function->handle, grid[0], grid[1], grid[2], (unsigned)shape.threads, 1, 1, (unsigned)shape.shared,
@@ -136,6 +137,7 @@ void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, cons
         error_set(&gpu->failure, ERROR_DEVICE, "%s of kernel %s, %lld x %lld x %lld blocks of %d threads, failed: %s (%d)",
             driver_symbol(gpu, "launch"), kernel->name, (long long)shape.x, (long long)shape.y, (long long)shape.z, shape.threads,
             driver_error_text(gpu, result), result);
+    if (gpu->observe) gpu->observe(gpu->observer, kernel, &shape, true);
 }
 
 void gpu_fail(Device *device, const char *message) {
