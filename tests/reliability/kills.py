@@ -6,6 +6,7 @@ run to their end: the bytes of every tensor of the last checkpoint (weights and 
 must be those of the undisturbed run. Of a variant with two ranks the supervisor or one of its ranks is killed.
 
     tests/reliability/kills.py --smelt build/smelt --kills 30 --jobs 8 [device=cuda]
+    tests/reliability/kills.py --smelt build/smelt --minutes 20          as many runs as begin within this time
 
 Prints a Markdown table, with the folder of each run that differs, which stays; exit code 1 if there is one. Needs Python's standard library alone, and for
 the variant `s3` Debian's swift-proxy, swift-account, swift-container and swift-object.
@@ -49,6 +50,7 @@ VARIANTS = {
     "s3": (1, [*LLAMA, "checkpoint.every=15", "checkpoint.store=s3://kills/{run}"]),
 }
 LIMIT = 600  # seconds that a process may take before it counts as hung
+MOST_RUNS = 1000  # of each variant within --minutes
 
 
 class Failure(Exception):
@@ -204,6 +206,7 @@ class Table:
         self.environment = dict(os.environ, OMP_WAIT_POLICY="passive")
         self.bucket = None
         self.whole, self.seconds = {}, {}
+        self.until = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
         chance = random.Random(1)
         words = "the checkpoint of a model holds every weight and no step is lost when machine stops because bytes are on disk before it says so".split()
         with open(os.path.join(self.folder, "text"), "w") as file:
@@ -224,7 +227,9 @@ class Table:
             raise SystemExit("no file of the last checkpoint of shared-files is an earlier one's: nothing would be tested")
 
     def disturbed(self, name, number):
-        """A run that is killed once, or twice if its number is odd; how often it was continued; and what is wrong with it in the end, or ""."""
+        """A run that is killed once, or twice if its number is odd; how often it was continued; and what is wrong with it in the end, or "". None: the time is over."""
+        if time.monotonic() > self.until:
+            return None
         chance = random.Random("%d %s %d" % (self.options.seed, name, number))
 
         def killed(trial):
@@ -252,6 +257,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smelt", default="build/smelt", help="the program (build/smelt)")
     parser.add_argument("--kills", type=int, default=30, help="runs of each variant that are killed (30)")
+    parser.add_argument("--minutes", type=float, help="after this time no run is begun; as many of each variant as fit, instead of --kills")
     parser.add_argument("--jobs", type=int, default=max(1, os.cpu_count() // 2), help="runs at once (half the processors)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (1)")
     parser.add_argument("--folder", help="where runs lie; S3 needs extended attributes there (the folder for temporary files)")
@@ -276,12 +282,12 @@ def measure(table, variants):
             list(pool.map(table.undisturbed, variants))
             # The one S3 server is the slowest part: its runs are spread among the others.
             trials = {name: [] for name in variants}
-            for number in range(table.options.kills):
+            for number in range(MOST_RUNS if table.options.minutes else table.options.kills):
                 for name in variants:
                     trials[name].append(pool.submit(table.disturbed, name, number))
             print("| variant | runs | kills | with a save half done | continued from a checkpoint | other than undisturbed |\n|---|---|---|---|---|---|", flush=True)
             for name in variants:
-                results = [trial.result() for trial in trials[name]]
+                results = [result for result in (trial.result() for trial in trials[name]) if result]
                 wrong = [(trial, reason) for trial, _, reason in results if reason]
                 failed += len(wrong)
                 print("| %s | %d | %d | %d | %d | %d |" % (name, len(results), sum(trial.kills for trial, _, _ in results), sum(trial.saves for trial, _, _ in results),

@@ -291,6 +291,7 @@ typedef struct Launch {
     Timing *timing;         /* NULL when it is not timed */
     bool samples;           /* only traced workgroups run, unless there are few */
     bool late;              /* accesses arrive as late as they may */
+    bool planted;           /* ROCEMU_PLANT names the kernel: its stores are wrong */
     uint64_t executed;
     int failure; /* a hipError_t, 0 while all is well */
 } Launch;

@@ -82,6 +82,11 @@ static void execute_load(Wave *wave, const Instruction *in) {
     }
 }
 
+/* ROCEMU_PLANT=KERNEL, a fault that tests must find: the last value that the first active lane stores has the wrong sign. */
+static void plant_wrong_sign(const Wave *wave, void *stored, unsigned bytes) {
+    if (wave->group->launch->planted) ((uint8_t *)stored)[bytes - 1] ^= 0x80;
+}
+
 static void execute_store(Wave *wave, const Instruction *in) {
     uint64_t address[LANES], exec = wave_exec(wave);
     unsigned bytes = access_bytes(in);
@@ -91,6 +96,7 @@ static void execute_store(Wave *wave, const Instruction *in) {
     count(wave, in, address, exec, bytes, LOCAL_WRITE);
     if (!marked && all_in_memory(wave, in, address, exec, bytes, true)) {
         for (int lane = 0; lane < LANES; lane++) store_lane(wave, from, lane, (void *)address[lane], bytes, EXTEND_ZERO);
+        plant_wrong_sign(wave, (void *)address[0], bytes);
         for (int lane = 0; wave->recent.shared && lane < LANES; lane++) peers_wrote(wave, in, address[lane], bytes);
         return;
     }
@@ -100,6 +106,7 @@ static void execute_store(Wave *wave, const Instruction *in) {
         if (!to) return;
         if (marked >> lane & 1 && !undefined_store(wave, in, from, lane, to, bytes, access_extension(in))) return;
         store_lane(wave, from, lane, to, bytes, access_extension(in));
+        if (left == exec) plant_wrong_sign(wave, to, bytes);
         if (wave->recent.shared) peers_wrote(wave, in, address[lane], bytes);
     }
 }

@@ -315,12 +315,18 @@ static double seconds_of(clockid_t clock) {
 /* Workgroups of a launch that runs whole even where only samples are wanted: what counts and places rows for others. */
 enum { RUN_ALL = 64 };
 
+static bool is_planted(const Kernel *kernel) {
+    const char *name = getenv("ROCEMU_PLANT");
+    return name && !strcmp(name, kernel->name);
+}
+
 int launch_run(Launch *launch) {
     bool repeats = timing_repeats(launch);
     launch->samples = timing_samples();
     if (repeats && launch->samples) return 0;
     launch->timing = repeats ? NULL : timing_begin(launch);
     launch->late = !timing_enabled() && !statistics_enabled() && arrivals_are_late(ledger_launches(launch->kernel));
+    launch->planted = is_planted(launch->kernel);
     int64_t workgroups = (int64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
     double begin = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
     launch->statistics = statistics_enabled() ? statistics_create(launch->kernel->program) : NULL;

@@ -29,6 +29,8 @@
 #define PROTOTYPE(name, symbol, arguments) EXPORT int symbol arguments;
 NCCL_CALLS(PROTOTYPE)
 EXPORT const char *ncclGetErrorString(int result);
+int hipLaunchHostFunc(void *stream, void (*run)(void *), void *data);
+int hipStreamIsCapturing(void *stream, int *status);
 EXPORT const char *ncclGetLastError(void *group);
 
 enum {
@@ -269,8 +271,32 @@ int ncclRecv(void *receive, size_t count, int type, int peer, void *group, void 
     return end_call(add_message(group, peer, false, receive, count * width_of(type)));
 }
 
+/* An all-reduce in a stream that captures runs at each replay. The graph has no end of life that a library sees, so the call lives as long as
+ * the process. */
+typedef struct CapturedReduce {
+    const void *send;
+    void *receive, *group;
+    size_t count;
+    int type, reduction;
+} CapturedReduce;
+
+static void run_captured(void *data) {
+    const CapturedReduce *c = data;
+    int failed = ncclAllReduce(c->send, c->receive, c->count, c->type, c->reduction, c->group, NULL);
+    if (failed) fprintf(stderr, "rocemu: a captured ncclAllReduce failed with %d\n", failed);
+}
+
+static int capture_reduce(const CapturedReduce *call, void *stream) {
+    CapturedReduce *kept = malloc(sizeof *kept);
+    if (!kept) return SYSTEM_ERROR;
+    *kept = *call;
+    return hipLaunchHostFunc(stream, run_captured, kept) ? UNHANDLED_CUDA_ERROR : 0;
+}
+
 int ncclAllReduce(const void *send, void *receive, size_t count, int type, int reduction, void *group, void *stream) {
-    (void)stream;
+    int capturing = 0;
+    if (stream) hipStreamIsCapturing(stream, &capturing);
+    if (capturing) return capture_reduce(&(CapturedReduce){send, receive, group, count, type, reduction}, stream);
     if (lacks_memory(group)) return UNHANDLED_CUDA_ERROR;
     ncclGroupStart();
     int failed = send_to_others(group, send, count * width_of(type), 0);
