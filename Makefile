@@ -13,7 +13,7 @@ LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -lcrypto -l
 
 PACKAGES := gcc libc6-dev libssl-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libmicrohttpd-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev liblzma-dev python3 python3-venv clang-19? lld-19?
 TEST_PACKAGES := libcmocka-dev man-db libdnnl-dev openmpi-bin openssl shellcheck curl libcurl4 libmicrohttpd12 swift-proxy swift-account swift-container swift-object librocm-smi64-1
-# The real headers and runtime of ROCm, which smelt's tables are compared with. Not for machines that have ROCm itself (make test-gpu).
+# The real headers and runtime of ROCm, which smelt's tables are compared with. Not for machines that have ROCm itself.
 ROCM_PACKAGES := g++ libamdhip64-dev librocm-smi-dev
 TEST_PACKAGES += $(ROCM_PACKAGES)
 BROWSER_PACKAGES := chromium-headless-shell

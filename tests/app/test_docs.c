@@ -18,6 +18,7 @@ static void its_commands_work_in_their_order(void **state, const char *document)
     static void the_commands_of_##name##_work(void **state) { its_commands_work_in_their_order(state, path); }
 DOCUMENT(readme, "README.md")
 DOCUMENT(amd, "docs/amd.md")
+DOCUMENT(amd_card, "docs/amd-card.md")
 DOCUMENT(checkpoints, "docs/checkpoints.md")
 DOCUMENT(cluster, "docs/cluster.md")
 DOCUMENT(debugging, "docs/debugging.md")
@@ -39,6 +40,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(the_commands_of_readme_work),
         TRAIN_TEST(the_commands_of_amd_work),
+        TRAIN_TEST(the_commands_of_amd_card_work),
         TRAIN_TEST(the_commands_of_checkpoints_work),
         TRAIN_TEST(the_commands_of_cluster_work),
         TRAIN_TEST(the_commands_of_debugging_work),

@@ -16,7 +16,7 @@ for argument in "$@"; do
     case $argument in
     *.gfx*) echo "$argument" >>"$work/objects" ;;
     */tests/rocemu/test_rocemu_hip) echo "gfx942 $argument" && echo "gfx90a $argument" ;;
-    */tests/rocemu/test_rocm_libraries | */tests/train/* | */tests/model/*) echo "gfx942 $argument" ;;
+    */tests/rocemu/test_rocm_libraries | */tests/rocemu/test_card_report | */tests/train/* | */tests/model/*) echo "gfx942 $argument" ;;
     */tests/rocemu/test_rocemu | */tests/rocemu/test_timing) echo "gfx942 $argument" && echo "gfx950 $argument" ;;
     *) echo "gfx942 $argument" && echo "gfx90a $argument" && echo "gfx950 $argument" ;;
     esac
