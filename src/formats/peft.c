@@ -265,6 +265,31 @@ static bool list_targets(PeftFolder *peft, const json_t *content, Error *error) 
     return *peft->targets || error_set(error, ERROR_CHECKPOINT, "%s has no adapters", peft->path);
 }
 
+/* Checks that the folder has a tensor with the suffix `end`, named by a field of the configuration. */
+static bool check_end(const PeftFolder *peft, const char *end, const char *field, Error *error) {
+    for (size_t i = 0; i < peft->file.count; i++)
+        if (ends_with(peft->file.tensors[i].name, end)) return true;
+    return error_set(
+        error, ERROR_CHECKPOINT, "%s has no tensor %s, although %s in its adapter_config.json names it", peft->path, end, field);
+}
+
+/* PEFT would silently use the base's weights if a module of modules_to_save has no tensor. */
+static bool check_saved_modules(const PeftFolder *peft, Error *error) {
+    const json_t *modules = json_object_get(peft->content, "modules_to_save"),
+                 *rows = json_object_get(peft->content, "trainable_token_indices"), *list;
+    const char *module;
+    for (size_t i = 0; i < json_array_size(modules); i++) {
+        const char *name = json_string_value(json_array_get(modules, i));
+        SCOPED_FREE char *end = memory_format("%s.weight", name ? name : "");
+        if (!check_end(peft, end, "modules_to_save", error)) return false;
+    }
+    json_object_foreach((json_t *)rows, module, list) {
+        SCOPED_FREE char *end = memory_format("%s" LORA_ROWS, module);
+        if (!check_end(peft, end, "trainable_token_indices", error)) return false;
+    }
+    return !json_array_size(rows) || check_end(peft, LORA_ROWS, "trainable_token_indices", error);
+}
+
 bool peft_is_folder(const char *folder) {
     SCOPED_FREE char *path = memory_format("%s/adapter_config.json", folder);
     return file_exists(path);
@@ -277,7 +302,7 @@ bool peft_open(PeftFolder *peft, const char *folder, Error *error) {
     if (!content) return false;
     *peft = (PeftFolder){.path = memory_copy_string(folder), .content = json_incref(content)};
     if (take_config(peft, content, path, error) && safetensors_open(&peft->file, tensors, error) && list_targets(peft, content, error) &&
-        lora_check_list(&peft->lora, error))
+        check_saved_modules(peft, error) && lora_check_list(&peft->lora, error))
         return true;
     peft_close(peft);
     return false;
@@ -321,6 +346,13 @@ static int64_t stored_at(const Half *h, int64_t expert, int64_t row, int64_t col
         for (int64_t r = 0; r < (h).rows; r++)                                                              \
             for (int64_t c = 0, theirs = stored_at(&(h), e, r, 0); c < (h).columns; c++, ours++, theirs = stored_at(&(h), e, r, c))
 
+/* NaN would appear only in the first token. */
+static bool check_values(const PeftFolder *peft, const StoredTensor *tensor, Error *error) {
+    if (stored_check_finite(tensor, error)) return true;
+    error_recode(error, ERROR_CHECKPOINT);
+    return error_context(error, "%s is damaged, or its training diverged: use an earlier checkpoint of it", peft->path);
+}
+
 static bool load_half(const PeftFolder *peft, const Graph *graph, const Parameter *p, void *master, Error *error) {
     SCOPED_FREE char *name = stored_name(graph, p);
     const StoredTensor *stored = safetensors_find(&peft->file, name);
@@ -330,6 +362,7 @@ static bool load_half(const PeftFolder *peft, const Graph *graph, const Paramete
     if (stored->rank != 2 || stored->shape[0] != rows || stored->shape[1] != columns || stored->type > STORED_F16)
         return error_set(error, ERROR_CHECKPOINT, "%s: %s is not [%lld, %lld] in F32, BF16 or F16", peft->path, name, (long long)rows,
             (long long)columns);
+    if (!check_values(peft, stored, error)) return false;
     SCOPED_FREE float *values = memory_allocate((size_t)p->count * sizeof *values);
     hf_convert(sizeof *values, values, stored->type, stored->data, p->count);
     EACH_ELEMENT(h, ours, theirs) element_set((size_t)p->element_bytes, parameter_in(p, master), ours, values[theirs]);
@@ -467,6 +500,7 @@ static bool replace_one(
     if (tied && index == find_table(graph) && !check_tied(peft, tensor, p, error)) return false;
     if (tied && rows && !strcmp(module, "lm_head")) return true; /* the same rows as the embedding's */
     if (tensor->type > STORED_F16) return refuse_adapter_tensor(peft, tensor, "is not F32, BF16 or F16", error);
+    if (!check_values(peft, tensor, error)) return false;
     int64_t count = 1;
     for (int i = 0; i < tensor->rank; i++) count *= tensor->shape[i];
     SCOPED_FREE float *values = memory_allocate((size_t)(count + 1) * sizeof *values);
@@ -475,33 +509,7 @@ static bool replace_one(
                 : put_whole(peft, tensor, p, values, master, error);
 }
 
-/* Checks that the folder has a tensor with the suffix `end`, named by a field of the configuration. */
-static bool check_end(const PeftFolder *peft, const char *end, const char *field, Error *error) {
-    for (size_t i = 0; i < peft->file.count; i++)
-        if (ends_with(peft->file.tensors[i].name, end)) return true;
-    return error_set(
-        error, ERROR_CHECKPOINT, "%s has no tensor %s, although %s in its adapter_config.json names it", peft->path, end, field);
-}
-
-/* PEFT would silently use the base's weights if a module of modules_to_save has no tensor. */
-static bool check_saved_modules(const PeftFolder *peft, Error *error) {
-    const json_t *modules = json_object_get(peft->content, "modules_to_save"),
-                 *rows = json_object_get(peft->content, "trainable_token_indices"), *list;
-    const char *module;
-    for (size_t i = 0; i < json_array_size(modules); i++) {
-        const char *name = json_string_value(json_array_get(modules, i));
-        SCOPED_FREE char *end = memory_format("%s.weight", name ? name : "");
-        if (!check_end(peft, end, "modules_to_save", error)) return false;
-    }
-    json_object_foreach((json_t *)rows, module, list) {
-        SCOPED_FREE char *end = memory_format("%s" LORA_ROWS, module);
-        if (!check_end(peft, end, "trainable_token_indices", error)) return false;
-    }
-    return !json_array_size(rows) || check_end(peft, LORA_ROWS, "trainable_token_indices", error);
-}
-
 bool peft_replace(const PeftFolder *peft, const Graph *graph, void *master, Error *error) {
-    if (!check_saved_modules(peft, error)) return false;
     for (int rows = 0; rows < 2; rows++) /* whole tables before their rows */
         for (size_t i = 0; i < peft->file.count; i++) {
             const StoredTensor *tensor = &peft->file.tensors[i];

@@ -174,6 +174,8 @@ char *source_tokenizer(const char *folder, const Config *config) {
     if (adapter_is_folder(folder)) {
         SCOPED_FREE char *adapter = adapter_folder(folder);
         char *own = tokenizer_find(adapter);
+        bool bytes = false;
+        if (own && byte_tokenizer_is(own, &bytes, &ignored) && bytes) return free(own), memory_copy_string("");
         if (own) return own;
         folder = config->init;
     }

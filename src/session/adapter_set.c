@@ -58,16 +58,28 @@ static bool open_run_adapter(NamedAdapter *a, const char *value, const char *fol
     return lineage_check_base(value, &a->config, folder, error);
 }
 
+/* Warns of an adapter with a chat template of its own: in its PEFT folder, also without a tokenizer, or
+ * beside the tokenizer of its run, `own`. */
+static bool name_other_template(const NamedAdapter *a, const char *own, const char *folder, const char *base, Error *error) {
+    SCOPED_FREE char *peft = adapter_is_folder(a->source) ? adapter_folder(a->source) : NULL;
+    const char *place = peft ? peft : own;
+    bool other = false;
+    if (!*place || !strcmp(place, base)) return true;
+    if (!tokenizer_has_other_template(place, *base ? base : folder, &other, error)) return false;
+    if (other) log_warn("adapter %s has another chat template than %s, whose template renders messages", a->name, folder);
+    return true;
+}
+
 /* Token ids must mean the same for all rows of a batch. */
 static bool check_shared_tokenizer(const NamedAdapter *a, const char *folder, const Config *config, Error *error) {
     SCOPED_FREE char *own = source_tokenizer(a->source, &a->config), *base = source_tokenizer(folder, config);
-    bool differs = false, other = false;
-    if (!own || !base || !strcmp(own, base)) return true;
-    if (!*own || !*base) differs = true;
-    else if (!tokenizer_differs(own, base, &differs, error) || !tokenizer_has_other_template(own, base, &other, error)) return false;
-    if (!differs && other) log_warn("adapter %s has another chat template than %s, whose template renders messages", a->name, folder);
-    return !differs || error_set(error, ERROR_USAGE, "%s has another tokenizer than %s, but all adapters share one: use it alone as MODEL",
-                           a->source, folder);
+    bool differs = false;
+    if (!own || !base) return true;
+    if (strcmp(own, base) != 0 && !tokenizer_differs(own, base, &differs, error)) return false;
+    if (differs)
+        return error_set(
+            error, ERROR_USAGE, "%s has another tokenizer than %s, but all adapters share one: use it alone as MODEL", a->source, folder);
+    return name_other_template(a, own, folder, base, error);
 }
 
 /* Returns the run's adapters for an unquantized base. */

@@ -264,6 +264,30 @@ static void what_is_no_adapter_of_the_model_is_refused(void **state) {
     smelt_says(ERROR_USAGE, "adapters= one name=", "serve r adapters={\"one\":\"one\"} name=one port=0 template=chatml threads=1");
 }
 
+/* As PEFT saves a tokenizer beside its adapters; r has the byte tokenizer. */
+static void side_files_of_an_adapter_are_compared_with_those_of_the_base(void **state) {
+    (void)state;
+    make_run();
+    train_good("run=one lora.rank=2 " ADAPTER);
+    smelt_good("convert one folder adapter=true");
+    smelt_good("convert r plain");
+    assert_int_equal(rename("plain/tokenizer.json", "folder/tokenizer.json"), 0);
+    write_text("p.jsonl", "{\"prompt\": \"a\", \"adapter\": \"x\"}\n");
+#define GENERATE "generate r p.jsonl adapters={\"x\":\"folder\"} tokens=2 threads=1"
+    smelt_good(GENERATE);
+    write_text("folder/chat_template.jinja", "{{ messages[0].content }}");
+    smelt_says(ERROR_NONE, "adapter x has another chat template than r, whose template renders messages", GENERATE);
+    write_text("folder/tokenizer.json", "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}");
+    smelt_says(ERROR_USAGE, "x folder another tokenizer than r", GENERATE);
+    assert_int_equal(unlink("folder/tokenizer.json"), 0);
+    smelt_says(ERROR_NONE, "adapter x has another chat template than r, whose template renders messages", GENERATE);
+    json_auto_t *fields = json_load_file("folder/adapter_config.json", 0, NULL);
+    assert_int_equal(json_object_set_new(fields, "modules_to_save", json_pack("[s]", "lm_head")), 0);
+    assert_int_equal(json_dump_file(fields, "folder/adapter_config.json", 0), 0);
+    smelt_says(ERROR_CHECKPOINT, "x folder has no tensor lm_head.weight modules_to_save", GENERATE);
+#undef GENERATE
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(prompts_get_what_they_get_alone),
@@ -272,6 +296,7 @@ int main(void) {
         TRAIN_TEST(what_is_no_prompt_is_refused_by_its_line),
         TRAIN_TEST(each_prompt_gets_its_adapter),
         TRAIN_TEST(what_is_no_adapter_of_the_model_is_refused),
+        TRAIN_TEST(side_files_of_an_adapter_are_compared_with_those_of_the_base),
     };
     train_main();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -668,6 +668,31 @@ static void half_of_an_adapter_is_refused_by_the_name_of_what_is_missing(void **
     }
 }
 
+/* The first token would be the first to tell. */
+static void a_value_that_is_not_finite_is_refused_by_its_tensor(void **state) {
+    (void)state;
+    static const float wrong[] = {NAN, INFINITY};
+    good(ADAPT, "run=adapted lora.targets=q_proj,v_proj");
+    for (int i = 0; i < 2; i++) {
+        Safetensors file;
+        Error error = {0};
+        good("convert adapted %s adapter=true overwrite=true", "adapter");
+        assert_true(safetensors_open(&file, "adapter/adapter_model.safetensors", &error));
+        StoredTensor *tensor = &file.tensors[1];
+        const int64_t count = tensor->shape[0] * tensor->shape[1];
+        assert_int_equal(tensor->type, STORED_F32);
+        SCOPED_FREE float *values = memory_allocate((size_t)count * sizeof *values);
+        memcpy(values, tensor->data, (size_t)count * sizeof *values);
+        values[count - 1] = wrong[i];
+        tensor->data = values;
+        assert_true(safetensors_write("wrong.safetensors", file.tensors, file.count, NULL, &error));
+        SCOPED_FREE char *name = memory_format("adapter tensor %s NaN or infinity", tensor->name);
+        safetensors_close(&file);
+        assert_int_equal(rename("wrong.safetensors", "adapter/adapter_model.safetensors"), 0);
+        says(ERROR_CHECKPOINT, name, "eval %s text", "adapter");
+    }
+}
+
 #define EMBEDDING "model.embed_tokens.weight"
 #define HEAD "base_model.model.lm_head.weight"
 #define ROWS "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
@@ -1046,6 +1071,7 @@ int main(void) {
         LORA_TEST(adapters_of_peft_go_on_and_are_read_everywhere),
         LORA_TEST(the_layers_of_a_configuration_are_those_of_its_tensors),
         LORA_TEST(half_of_an_adapter_is_refused_by_the_name_of_what_is_missing),
+        LORA_TEST(a_value_that_is_not_finite_is_refused_by_its_tensor),
         LORA_TEST(parts_of_the_base_in_a_folder_of_peft_take_their_place),
         LORA_TEST(tables_are_trained_beside_adapters),
         LORA_TEST(rows_of_tokens_are_trained_beside_adapters),
