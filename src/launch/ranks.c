@@ -176,6 +176,7 @@ static void reap(Ranks *ranks, int rank) {
     int status;
     if (!r->id || waitpid(r->id, &status, WNOHANG | WUNTRACED | WCONTINUED) != r->id) return;
     r->stopped = WIFSTOPPED(status);
+    r->since = log_seconds();
     if (WIFSTOPPED(status) || WIFCONTINUED(status)) return;
     r->status = status;
     r->id = 0;

@@ -21,6 +21,7 @@ typedef struct Rank {
     pid_t id;     /* 0: ended */
     bool killed;  /* by ranks_signal */
     bool stopped; /* by a signal such as SIGSTOP, and not continued since */
+    double since; /* log_seconds() when it was stopped */
     int status;
     Stream streams[STREAMS]; /* stdout, stderr */
     size_t tail_length;

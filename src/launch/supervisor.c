@@ -35,7 +35,9 @@ static const Option rows[] = {
     INT_OPTION(restarts, "3", 0, 1e6, "",
         "restarts in a row without progress before giving up; only for train: other commands end at their first failure"),
     REAL_OPTION(grace, "120", 0, 86400, "s", "time for the ranks to write a checkpoint after a request to stop"),
-    REAL_OPTION(hang, "1800", 0, 864000, "s", "time without a heartbeat after which a rank counts as hung; 0: never"),
+    REAL_OPTION(hang, "1800", 0, 864000, "s",
+        "time without a heartbeat after which a rank counts as hung; commands other than train have none, but a rank that SIGSTOP "
+        "suspends counts too; 0: never"),
     CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN: stop, or return to the last checkpoint and continue with on_nan=skip"),
     BOOL_OPTION(shrink, "false",
         "exclude a rank that failed twice in a row without progress, and continue with whole copies of the model (one node only)"),
@@ -122,13 +124,21 @@ static void judge_ends(Supervisor *supervisor) {
     if (!supervisor->verdict.rule) judge_event(supervisor, EVENT_SIGNAL, SIGKILL, 0);
 }
 
+/* Returns the last sign of life of a rank; 0: it gives none. Only training has heartbeats, but a rank of
+ * any command is known to be suspended. */
+static double last_life(const Supervisor *supervisor, int rank) {
+    const Rank *r = &supervisor->ranks.ranks[rank];
+    double alive = supervisor->ranks.heartbeats[rank].alive;
+    return alive <= 0 && r->stopped ? r->since : alive;
+}
+
 /* Judges hangs. One rank that hangs makes the others wait: it is the one that has been silent
  * longest. */
 static void judge_hangs(Supervisor *supervisor) {
     double oldest = log_seconds() - supervisor->options->hang;
     int silent = -1;
     for (int rank = 0; supervisor->options->hang > 0 && rank < supervisor->plan.count; rank++) {
-        double alive = supervisor->ranks.heartbeats[rank].alive;
+        double alive = last_life(supervisor, rank);
         if (!supervisor->ranks.ranks[rank].id || alive <= 0 || alive > oldest) continue;
         oldest = alive;
         silent = rank;

@@ -89,6 +89,15 @@ static void a_rank_that_shows_no_life_is_killed_by_the_supervisor(void **state) 
     process_free(&result);
 }
 
+/* As of serve, which has no heartbeat. */
+static void a_suspended_rank_without_a_heartbeat_is_killed_by_the_supervisor(void **state) {
+    (void)state;
+    ProcessResult result = run("quiet stop", "hang=2");
+    expect(&result, 0, "hung restarting");
+    expect_sum();
+    process_free(&result);
+}
+
 static void failures_without_progress_are_bounded(void **state) {
     (void)state;
     ProcessResult result = run("crash", "restarts=1");
@@ -340,6 +349,7 @@ int main(int argc, char **argv) {
         TEST(a_rank_that_is_lost_before_the_ranks_meet_is_named_and_all_start_again),
         TEST(a_hang_is_ended_by_the_watchdog_with_collectives_and_stacks),
         TEST(a_rank_that_shows_no_life_is_killed_by_the_supervisor),
+        TEST(a_suspended_rank_without_a_heartbeat_is_killed_by_the_supervisor),
         TEST(failures_without_progress_are_bounded),
         TEST(a_killed_rank_that_is_not_started_again_is_a_lost_one_whichever_it_is),
         TEST(a_wrong_setting_is_not_tried_again),

@@ -75,7 +75,7 @@ static inline void meet(const char *misfortune, const char *folder, int rank, in
         for (;;) process_sleep(10);
     if (!strcmp(misfortune, "hang") && first_time(folder, "hung"))
         for (;;) process_sleep(10);
-    if (!strcmp(misfortune, "stop") && first_time(folder, "stopped")) kill(getpid(), SIGSTOP);
+    if ((!strcmp(misfortune, "stop") || !strcmp(misfortune, "quiet stop")) && first_time(folder, "stopped")) kill(getpid(), SIGSTOP);
     while (!strcmp(misfortune, "stubborn")) process_sleep(10);
     if (!strcmp(misfortune, "crash")) abort();
     if (!strcmp(misfortune, "usage")) exit(ERROR_USAGE);
@@ -122,7 +122,7 @@ static inline Mesh mesh_of(const Comm *comm, const char *misfortune) {
     return mesh;
 }
 
-/* FOLDER MISFORTUNE [on_nan=skip] */
+/* FOLDER MISFORTUNE [on_nan=skip]. "quiet ..." gives no heartbeat, like commands other than train. */
 static inline int train(int argc, char **argv) {
     Error error = {0};
     const char *folder = argv[1], *misfortune = argc > 3 && !strcmp(argv[3], "on_nan=skip") ? "" : argv[2];
@@ -130,9 +130,11 @@ static inline int train(int argc, char **argv) {
     if (!strcmp(misfortune, "early") && !strcmp(getenv("RANK"), "1") && first_time(folder, "lost")) raise(SIGKILL);
     Comm *comm = comm_open(NULL, &error);
     Mesh mesh = mesh_of(comm, misfortune);
-    Watchdog *watchdog =
-        comm ? watchdog_start(&mesh, comm, 0, strstr(misfortune, "hang") ? HANG_SECONDS : 0, &process_hang_actions, &error) : NULL;
-    if (!watchdog) give_up(&error);
+    bool quiet = !strncmp(misfortune, "quiet", 5);
+    Watchdog *watchdog = comm && !quiet
+                             ? watchdog_start(&mesh, comm, 0, strstr(misfortune, "hang") ? HANG_SECONDS : 0, &process_hang_actions, &error)
+                             : NULL;
+    if (!comm || (!watchdog && !quiet)) give_up(&error);
     int rank = comm_rank(comm);
     State state = load(folder);
     note_process(folder, rank);
@@ -144,7 +146,7 @@ static inline int train(int argc, char **argv) {
         if (!comm_host_all_reduce(comm, "sum", values, 2, COMM_F64, COMM_SUM, &error)) give_up(&error);
         state = (State){state.step + 1, state.sum + values[0]};
         if (rank == 0) save(folder, state);
-        watchdog_alive(watchdog, state.step);
+        if (watchdog) watchdog_alive(watchdog, state.step);
         if (values[1] > 0 && rank == 1 && !strcmp(misfortune, "stop at the end")) kill(getpid(), SIGSTOP);
         if (values[1] > 0) return ERROR_PREEMPTED;
         process_sleep(0.01);
