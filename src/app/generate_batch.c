@@ -272,8 +272,9 @@ static EngineSizes batch_engine_sizes(const PromptBatch *b, const Config *config
         .adapters = adapter_set(&b->adapters)};
     for (size_t i = 0; i < b->count; i++) {
         int64_t rows = (int64_t)b->prompts[i].tokens.count + tokens_wanted(b, config, &b->prompts[i]);
-        sizes.cache_rows = int_max(sizes.cache_rows, sizes.slots * rows);
+        sizes.longest = int_max(sizes.longest, rows);
     }
+    sizes.cache_rows = sizes.slots * sizes.longest;
     return sizes;
 }
 

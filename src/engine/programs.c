@@ -114,34 +114,41 @@ static bool least_available(const EnginePrograms *e, int64_t *bytes, Error *erro
     return !e->mesh || comm_host_all_reduce(mesh_group(e->mesh, AXES_TENSOR), "memory of generation", bytes, 1, COMM_I64, COMM_MIN, error);
 }
 
+/* Returns the most tokens of one sequence. */
+static int64_t longest_sequence(const EnginePrograms *e) {
+    return e->sizes.longest ? int_min(e->sizes.longest, e->config->context) : e->config->context;
+}
+
 /* Plans all programs with the most cache rows that the slots can use. */
 static bool plan_useful_rows(EnginePrograms *e, EngineNeeds *needs, Error *error) {
-    const int64_t context = e->config->context, most = e->sizes.slots * context;
+    const int64_t longest = longest_sequence(e), most = e->sizes.slots * longest;
     e->sizes.cache_rows = e->sizes.cache_rows ? int_min(e->sizes.cache_rows, most) : most;
     if (!plan_engine_programs(e, error)) return false;
     needs->most = engine_needs(e);
-    needs->least = needs->most - (e->sizes.cache_rows - int_min(context, e->sizes.cache_rows)) * cache_row_bytes(engine_programs_graph(e));
+    needs->least = needs->most - (e->sizes.cache_rows - int_min(longest, e->sizes.cache_rows)) * cache_row_bytes(engine_programs_graph(e));
     return true;
 }
 
 /* Chooses the cache rows: as many as are of use, or as many as fit into nine tenths of the free
  * memory. Plans all programs with them. */
 static bool choose_cache_rows(EnginePrograms *e, Error *error) {
-    const int64_t context = e->config->context;
+    const int64_t longest = longest_sequence(e);
     int64_t available;
     EngineNeeds needs;
     if (!least_available(e, &available, error) || !plan_useful_rows(e, &needs, error)) return false;
     if (available < 0 || needs.most <= available) return true;
-    int64_t row = int_max(cache_row_bytes(engine_programs_graph(e)), 1);
-    int64_t fits = e->sizes.cache_rows - divide_up(needs.most - available / 10 * 9, row);
-    if (fits < int_min(context, e->sizes.cache_rows)) {
+    int64_t row = int_max(cache_row_bytes(engine_programs_graph(e)), 1), usable = available / 10 * 9;
+    int64_t fits = e->sizes.cache_rows - divide_up(needs.most - usable, row);
+    if (fits < int_min(longest, e->sizes.cache_rows)) {
         char need[32], have[32];
         log_format_bytes((double)needs.least, need);
-        log_format_bytes((double)available, have);
+        log_format_bytes((double)usable, have);
         return error_set(error, ERROR_MEMORY,
             "generation in %" PRId64 " slots with caches for one sequence of %" PRId64
-            " tokens needs %s, but only %s are available: set context and slots lower, or use a machine with more memory",
-            e->sizes.slots, context, need, have);
+            " tokens needs %s, but only %s, nine tenths of the free memory, may be used: set context and slots lower, or use a machine "
+            "with "
+            "more memory",
+            e->sizes.slots, longest, need, have);
     }
     free_programs(e);
     memset(e->bytes, 0, sizeof e->bytes);

@@ -590,6 +590,20 @@ static void what_does_not_fit_is_refused(void **state) {
     options_free_strings(&strings);
 }
 
+/* Without a number of rows, for as many sequences as slots. */
+static void caches_have_rows_for_the_longest_sequences(void **state) {
+    (void)state;
+    OptionStrings strings = {0};
+    Config config = configure(&families[2], CONTEXT, &strings);
+    static const int64_t longest[] = {0, 30, 2 * CONTEXT}, rows[] = {CONTEXT, 30, CONTEXT};
+    for (int i = 0; i < 3; i++) {
+        Engine *engine = create_engine(&config, PRECISION_FP32, (EngineSizes){.slots = 1, .longest = longest[i]});
+        assert_int_equal(engine_positions(engine), rows[i]);
+        engine_free(engine);
+    }
+    options_free_strings(&strings);
+}
+
 /* -- Rows ---------------------------------------------------------------------------------------------------------- */
 
 /* Random reservations never overlap, and a gap that is long enough is found. */
@@ -649,6 +663,7 @@ int main(void) {
         cmocka_unit_test(samples_end_where_they_should),
         cmocka_unit_test(cancelled_requests_leave_the_others_as_they_are),
         cmocka_unit_test(what_does_not_fit_is_refused),
+        cmocka_unit_test(caches_have_rows_for_the_longest_sequences),
         cmocka_unit_test(reserved_rows_do_not_overlap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
