@@ -443,15 +443,26 @@ static bool advance_run(Loop *loop, int64_t last, int64_t *saved, Error *error) 
     return true;
 }
 
+/* A start without steps writes no file of its first step. */
+static void name_unwritten(const Config *config) {
+    const char *const settings[][2] = {{"routing_trace", config->routing_trace}, {"dump", config->dump}};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        if (settings[i][1][0])
+            log_warn(
+                "%s=%s is not written: it records the first step of a start, and this start has no steps", settings[i][0], settings[i][1]);
+}
+
 /* Explains why a run that has done `step` steps does no more, and how to continue it. */
 static void report_nothing_to_do(const Config *config, int64_t step) {
     const char *run = config->run;
-    if (step == config->steps)
+    bool finished = step == config->steps, stops = config->stop_at && step >= config->stop_at;
+    if (finished)
         log_info("%s is finished (%lld steps): smelt train %s steps=%lld continues it, init=%s starts another run from its weights", run,
             (long long)step, run, 2 * (long long)step, run);
-    else if (config->stop_at && step >= config->stop_at)
+    else if (stops)
         log_info("%s has done %lld of %lld steps, and stop_at=%lld is not beyond them: remove stop_at, or set a later step", run,
             (long long)step, (long long)config->steps, (long long)config->stop_at);
+    if (finished || stops) name_unwritten(config);
 }
 
 /* Records the amounts read of a mixture. */

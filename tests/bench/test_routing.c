@@ -119,6 +119,8 @@ static void a_training_records_what_a_benchmark_reads(void **state) {
     train_good("precision=fp32 run=a stop_at=3");
     train_good("precision=fp32 run=b stop_at=3 routing_trace=t.safetensors");
     compare_records_within("b", "a", "step", "loss", 0);
+    train_says(ERROR_NONE, "routing_trace=u.safetensors is not written", "precision=fp32 run=b stop_at=3 routing_trace=u.safetensors");
+    assert_int_not_equal(access("u.safetensors", F_OK), 0);
     experts_model(&config);
     config.model.family = 0;
     while (strcmp(family_of(&config.model)->name, "zaya")) config.model.family++;
