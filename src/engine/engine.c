@@ -237,70 +237,112 @@ static int find_prompt_source(const Engine *e, int slot) {
     return first;
 }
 
-/* Returns how many tokens to compute in the next block. A block ends where a prompt's state is kept, and
- * where tokens begin or cease to be scored. */
-static int64_t block_tokens(const Engine *e, const EngineSequence *s) {
+/* Returns the next block of a sequence. A block ends where a prompt's state is kept, and where tokens
+ * begin or cease to be scored. */
+static EngineBlock next_block(const Engine *e, const EngineSequence *s) {
     const EngineRequest *r = &s->owner->request;
     int64_t end = tokens_to_fill(s);
     if (!has_filled_prompt(s) && (r->samples > 1 || needs_scores(s))) end = r->prompt_count - 1;
-    if (!needs_scores(s)) return engine_programs_block(e->programs, end - s->filled);
-    if (s->filled == s->scored) return int_min(end - s->filled, ENGINE_SCORE_BLOCK);
-    return engine_programs_block(e->programs, s->scored - s->filled); /* they were scored before it was suspended */
+    if (!needs_scores(s)) return engine_programs_block(e->programs, false, end - s->filled);
+    if (s->filled == s->scored) return engine_programs_block(e->programs, true, end - s->filled);
+    return engine_programs_block(e->programs, false, s->scored - s->filled); /* they were scored before it was suspended */
 }
 
-/* Computes a block of a prompt and scores its tokens. */
-static bool score_block(Engine *e, EngineSequence *s, const EngineRow *row, Error *error) {
-    const EngineRequest *r = &s->owner->request;
-    EngineToken scores[ENGINE_SCORE_BLOCK];
-    if (!engine_programs_score(e->programs, row, scores, error)) return false;
-    for (int64_t i = 0; i < row->count; i++) {
-        if (isnan(scores[i].log_probability)) return fail_numerics(s, row->position + i + 1, error);
-        r->scored(r->context, &scores[i]);
-    }
-    s->scored += row->count;
-    return true;
+/* Sequences whose next blocks are computed together. */
+typedef struct FillGroup {
+    EngineBlock block;
+    int64_t count, tokens; /* sequences; tokens of their blocks */
+    int slots[ENGINE_MOST_TOGETHER];
+    EngineRow rows[ENGINE_MOST_TOGETHER];
+    int32_t ids[ENGINE_LONGEST_BLOCK + ENGINE_MOST_TOGETHER]; /* of each row's tokens, and of the one after them */
+} FillGroup;
+
+static bool can_join(const FillGroup *group, const EngineBlock *block) {
+    bool fits = group->count < ENGINE_MOST_TOGETHER && (group->count + 1) * block->length <= ENGINE_LONGEST_BLOCK;
+    return fits && block->length == group->block.length && block->scored == group->block.scored;
 }
 
-static bool fill_next_block(Engine *e, int slot, Error *error) {
-    EngineSequence *s = &e->slots[slot];
-    int32_t tokens[ENGINE_LONGEST_BLOCK + 1];
+static void join_group(const Engine *e, FillGroup *group, int slot, const EngineBlock *block) {
+    const EngineSequence *s = &e->slots[slot];
+    int32_t *ids = group->ids + group->tokens + group->count;
+    assert(s->filled + block->count < s->rows && group->tokens + block->count <= ENGINE_LONGEST_BLOCK);
+    for (int64_t i = 0; i <= block->count; i++) ids[i] = sequence_token(s, s->filled + i);
     EngineRow row = row_of_slot(e, slot);
-    bool scored = needs_scores(s) && s->filled == s->scored;
     row.position = s->filled;
-    row.count = block_tokens(e, s);
-    row.tokens = tokens;
+    row.count = block->count;
+    row.tokens = ids;
     row.top = s->owner->request.top;
-    assert(row.count <= ENGINE_LONGEST_BLOCK && s->filled + row.count < s->rows);
-    for (int64_t i = 0; i <= row.count; i++) tokens[i] = sequence_token(s, s->filled + i);
-    if (scored && !score_block(e, s, &row, error)) return false;
-    if (!scored) engine_programs_fill(e->programs, &row);
-    e->counts.prompt_tokens += row.count;
-    s->filled += row.count;
-    if (s->filled == s->owner->request.prompt_count - 1 && s->owner->request.samples > 1) engine_programs_keep_prompt(e->programs, slot);
+    group->slots[group->count] = slot;
+    group->rows[group->count++] = row;
+    group->tokens += block->count;
+}
+
+/* Takes the group's scores. */
+static bool accept_scores(Engine *e, const FillGroup *group, const EngineToken *scores, Error *error) {
+    for (int64_t at = 0; at < group->count; at++) {
+        EngineSequence *s = &e->slots[group->slots[at]];
+        const EngineRequest *r = &s->owner->request;
+        for (int64_t i = 0; i < group->rows[at].count; i++, scores++) {
+            if (isnan(scores->log_probability)) return fail_numerics(s, group->rows[at].position + i + 1, error);
+            r->scored(r->context, scores);
+        }
+        s->scored += group->rows[at].count;
+    }
     return true;
 }
 
-/* Computes a sequence's next block, or copies the whole prompt from another sample that has it. Returns
- * the tokens computed, 1 for a copy, 0 if another sample computes the prompt, or -1 after a failure. */
-static int64_t fill_slot(Engine *e, int slot, Error *error) {
+/* Computes the blocks of a group. */
+static bool fill_group(Engine *e, const FillGroup *group, Error *error) {
+    EngineToken scores[ENGINE_SCORE_BLOCK];
+    if (!group->block.scored) engine_programs_fill(e->programs, &group->block, group->rows, group->count);
+    else if (!engine_programs_score(e->programs, &group->block, group->rows, group->count, scores, error) ||
+             !accept_scores(e, group, scores, error))
+        return false;
+    e->counts.fills++;
+    e->counts.prompt_tokens += group->tokens;
+    for (int64_t i = 0; i < group->count; i++) {
+        EngineSequence *s = &e->slots[group->slots[i]];
+        const EngineRequest *r = &s->owner->request;
+        s->filled += group->rows[i].count;
+        if (s->filled == r->prompt_count - 1 && r->samples > 1) engine_programs_keep_prompt(e->programs, group->slots[i]);
+    }
+    return true;
+}
+
+/* Copies the whole prompt from the slot of another sample, if that has it. */
+static bool copy_prompt(Engine *e, int slot, int from) {
     EngineSequence *s = &e->slots[slot];
-    int from = find_prompt_source(e, slot);
-    int64_t before = s->filled;
-    if (from == slot) return fill_next_block(e, slot, error) ? s->filled - before : -1;
-    if (!has_filled_prompt(&e->slots[from])) return 0;
+    if (!has_filled_prompt(&e->slots[from])) return false;
     EngineRow to = row_of_slot(e, slot), source = row_of_slot(e, from);
     s->filled = s->owner->request.prompt_count - 1;
     engine_programs_copy_prompt(e->programs, &source, &to, s->filled);
     e->counts.copied_tokens += s->filled;
-    return 1;
+    return true;
+}
+
+/* Sets the group to the next block of the oldest sequence that computes one, and to blocks of younger
+ * ones that are computed with it. Copies the prompts that other samples have. */
+static void choose_group(Engine *e, FillGroup *group) {
+    group->count = group->tokens = 0;
+    for (int i = 0; i < e->running; i++) {
+        int slot = e->order[i], from = find_prompt_source(e, slot);
+        EngineSequence *s = &e->slots[slot];
+        if (from != slot && s->filled < tokens_to_fill(s) && !copy_prompt(e, slot, from)) continue;
+        if (s->filled >= tokens_to_fill(s)) continue;
+        EngineBlock block = next_block(e, s);
+        if (!group->count) group->block = block;
+        if (can_join(group, &block)) join_group(e, group, slot, &block);
+    }
+    int64_t together = group->count ? engine_programs_together(e->programs, &group->block, group->count) : 0;
+    while (group->count > together) group->tokens -= group->rows[--group->count].count;
 }
 
 static bool fill_slots(Engine *e, Error *error) {
-    int64_t most = PROMPT_TOKENS_PER_STEP, made = 0;
-    for (int i = 0; i < e->running && most > 0; i++) {
-        const EngineSequence *s = &e->slots[e->order[i]];
-        for (made = 1; made > 0 && most > 0 && s->filled < tokens_to_fill(s); most -= made)
-            if ((made = fill_slot(e, e->order[i], error)) < 0) return false;
+    FillGroup group;
+    for (int64_t most = PROMPT_TOKENS_PER_STEP; most > 0; most -= group.tokens) {
+        choose_group(e, &group);
+        if (!group.count) break;
+        if (!fill_group(e, &group, error)) return false;
     }
     for (int i = e->running - 1; i >= 0; i--) {
         EngineSequence *s = &e->slots[e->order[i]];

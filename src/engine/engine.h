@@ -1,7 +1,7 @@
 /* The engine: generation of many sequences at once with one model. A sequence that is being
  * generated has a slot, and consecutive rows of the caches, which all slots share. A step computes
- * the prompts of new sequences in blocks, then one token of every sequence, in one program for each
- * power of two of sequences. When a sequence ends, the next one takes its slot.
+ * the prompts of new sequences in blocks, short prompts together, then one token of every sequence, in
+ * one program for each power of two of sequences. When a sequence ends, the next one takes its slot.
  *
  * A request asks for one or more samples of one prompt. The prompt is computed once and copied to
  * the caches of its samples. A sequence begins with rows for a part of the tokens that it may get.
@@ -176,6 +176,7 @@ bool engine_follow(Engine *engine, Comm *comm, Error *error);
 /* Sums since the engine was created. */
 typedef struct EngineCounts {
     int64_t prompt_tokens, copied_tokens; /* computed, including appended and recomputed tokens; copied between samples */
+    int64_t fills;                        /* runs of programs that computed prompts */
     int64_t tokens;                       /* drawn */
     int64_t steps, sequences;             /* steps that drew tokens, and sequences in them */
     int64_t moved, preempted;             /* sequences moved to other cache rows; sequences suspended for lack of rows */

@@ -18,11 +18,21 @@
 #include "ops/draw/draw.h"
 #include "ops/slots/slots.h"
 
-static const int64_t block_lengths[] = {32, 64, 128, 256, 512, 1024, ENGINE_LONGEST_BLOCK};
-static const int64_t score_lengths[] = {32, ENGINE_SCORE_BLOCK};
-enum { SCORE_BLOCKS = sizeof score_lengths / sizeof *score_lengths };
-enum { BLOCKS = sizeof block_lengths / sizeof *block_lengths, BATCHES = 11 /* 1 to ENGINE_MOST_SLOTS */ };
+/* The programs that fill the caches, and those that score as well: blocks of one prompt, or of several
+ * prompts that are short. By length, then by sequences. */
+static const SlotRun fill_runs[] = {{1, 32}, {4, 32}, {16, 32}, {1, 64}, {2, 64}, {8, 64}, {1, 128}, {4, 128}, {1, 256}, {2, 256}, {1, 512},
+    {1, 1024}, {1, ENGINE_LONGEST_BLOCK}};
+static const SlotRun score_runs[] = {{1, 32}, {2, 32}, {8, 32}, {1, 64}, {4, 64}, {1, 128}, {2, 128}, {1, ENGINE_SCORE_BLOCK}};
+enum { FILLS = sizeof fill_runs / sizeof *fill_runs, SCORES = sizeof score_runs / sizeof *score_runs };
+enum { BATCHES = 11 /* 1 to ENGINE_MOST_SLOTS */ };
 static_assert(1 << (BATCHES - 1) == ENGINE_MOST_SLOTS, "one program for each power of two");
+
+/* What a run costs besides its rows, in rows. On a CPU and on a GPU, reading the weights costs about as
+ * much as the arithmetic of this many rows, or more. */
+enum { ROWS_PER_RUN = 32 };
+
+/* Programs in EnginePrograms.programs. */
+typedef struct ProgramRange { int first, end; } ProgramRange;
 
 struct EnginePrograms {
     const ModelConfig *config;
@@ -31,10 +41,9 @@ struct EnginePrograms {
     const Mesh *mesh;         /* NULL: one rank */
     Device *device;
     EngineSizes sizes;
-    /* Batches by sequences, then blocks by `block_lengths`, then by `score_lengths` with
-     * EngineSizes.scores. */
-    Program programs[BATCHES + BLOCKS + SCORE_BLOCKS];
-    int count, batches, blocks; /* of all; of the first two kinds */
+    Program programs[BATCHES + FILLS + SCORES];
+    int count;
+    ProgramRange batches, fills, scores; /* batches by sequences; `scores` is empty without EngineSizes.scores */
     void *shared[ARENA_COUNT];
     int64_t bytes[ARENA_COUNT]; /* of `shared`; 0: the owner's */
     void *drawn;                /* WIDE [rows, draw_columns(sizes.top)], in memory that the device can access */
@@ -50,8 +59,11 @@ static bool engine_shares(Arena arena) {
 /* A slot has two states: the newest, and the one after its prompt, with which other samples of the
  * prompt begin. Padding has its own state and cache row. */
 static SlotSizes padded_sizes(const EnginePrograms *e) {
-    return (SlotSizes){
-        .slots = 2 * e->sizes.slots + 1, .cache_rows = e->sizes.cache_rows + 1, .top = e->sizes.top, .adapters = e->sizes.adapters};
+    enum { PADDING_ROWS = 2 }; /* for its token, and for the padding after it */
+    return (SlotSizes){.slots = 2 * e->sizes.slots + 1,
+        .cache_rows = e->sizes.cache_rows + PADDING_ROWS,
+        .top = e->sizes.top,
+        .adapters = e->sizes.adapters};
 }
 static int64_t prompt_state(const EnginePrograms *e, int64_t slot) { return e->sizes.slots + slot; }
 static int64_t padding_state(const EnginePrograms *e) { return 2 * e->sizes.slots; }
@@ -81,22 +93,37 @@ static bool add_program(EnginePrograms *e, SlotRun run, Error *error) {
     return true;
 }
 
+static EngineRow padding_row(const EnginePrograms *e) {
+    static const int32_t token;
+    static const Sampling greedy = {.top_p = 1};
+    return (EngineRow){.slot = padding_state(e), .first_row = e->sizes.cache_rows, .tokens = &token, .count = 1, .sampling = &greedy};
+}
+
+/* Plans those of `runs` that have a use: no sequences of which half would exceed the slots, and no length of which half
+ * would exceed the context. */
+static bool add_runs(EnginePrograms *e, const SlotRun *runs, int count, bool draws, ProgramRange *range, Error *error) {
+    range->first = e->count;
+    for (int i = 0; i < count; i++) {
+        bool useful = runs[i].sequences / 2 < e->sizes.slots && (i == 0 || runs[i].length / 2 < e->config->context);
+        if (useful && !add_program(e, (SlotRun){runs[i].sequences, runs[i].length, draws}, error)) return false;
+    }
+    range->end = e->count;
+    return true;
+}
+
 static bool plan_engine_programs(EnginePrograms *e, Error *error) {
     do
-        if (!add_program(e, (SlotRun){1 << e->batches++, 1, true}, error)) return false;
-    while (1 << (e->batches - 1) < e->sizes.slots);
-    do
-        if (!add_program(e, (SlotRun){1, block_lengths[e->blocks++], false}, error)) return false;
-    while (e->blocks < BLOCKS && block_lengths[e->blocks - 1] < e->config->context);
-    for (int i = 0; e->sizes.scores && i < SCORE_BLOCKS; i++)
-        if (!add_program(e, (SlotRun){1, score_lengths[i], true}, error)) return false;
-    return true;
+        if (!add_program(e, (SlotRun){(int64_t)1 << e->count, 1, true}, error)) return false;
+    while ((int64_t)1 << (e->count - 1) < e->sizes.slots);
+    e->batches = (ProgramRange){0, e->count};
+    return add_runs(e, fill_runs, FILLS, false, &e->fills, error) &&
+           add_runs(e, score_runs, e->sizes.scores ? SCORES : 0, true, &e->scores, error);
 }
 
 static void free_programs(EnginePrograms *e) {
     for (int i = 0; i < e->count; i++) program_free(&e->programs[i]);
     memset(e->programs, 0, sizeof e->programs);
-    e->count = e->batches = e->blocks = 0;
+    e->count = 0;
 }
 
 static int64_t engine_needs(const EnginePrograms *e) {
@@ -160,7 +187,7 @@ static bool choose_cache_rows(EnginePrograms *e, Error *error) {
 
 /* Returns the most rows that a program draws. */
 static int64_t drawn_rows(const EnginePrograms *e) {
-    return int_max((int64_t)1 << (e->batches - 1), e->sizes.scores ? ENGINE_SCORE_BLOCK : 0);
+    return int_max(e->programs[e->batches.end - 1].model.sequences, e->sizes.scores ? ENGINE_SCORE_BLOCK : 0);
 }
 
 static int64_t drawn_bytes(const EnginePrograms *e) {
@@ -257,28 +284,66 @@ static void load_groups(const EnginePrograms *e, const Program *program, const E
     for (int64_t i = 0; i < count; i++) order[ends[adapter_place(e, &rows[i])]++] = i;
 }
 
-/* Loads a program's only sequence. */
-static void load_alone(const EnginePrograms *e, const Program *program, const EngineRow *row) {
-    int64_t first;
-    load_groups(e, program, row, 1, &first);
-    load_sequence(program, 0, row);
+/* Loads `count` sequences into a program, and padding into its other ones. Sets `order` like
+ * load_groups. */
+static void load_sequences(const EnginePrograms *e, const Program *program, const EngineRow *rows, int64_t count, int64_t *order) {
+    const EngineRow padding = padding_row(e);
+    load_groups(e, program, rows, count, order);
+    for (int64_t s = 0; s < program->model.sequences; s++) load_sequence(program, s, s < count ? &rows[order[s]] : &padding);
 }
 
-/* Returns the index of the block that computes the first of `count` tokens: the shortest that has
- * all, if at most a quarter of it is padding, or else the longest that they fill. */
-static int choose_block(const EnginePrograms *e, int64_t count) {
-    int i = 0;
-    while (i + 1 < e->blocks && block_lengths[i] < count) i++;
-    return i > 0 && block_lengths[i] - count > block_lengths[i] / 4 ? i - 1 : i;
+static ProgramRange block_programs(const EnginePrograms *e, bool scored) { return scored ? e->scores : e->fills; }
+
+static int64_t run_cost(const Program *program) { return program->model.sequences * program->model.length + ROWS_PER_RUN; }
+
+/* Returns the length of the next block of `count` tokens: the shortest that has all, or the next shorter
+ * one, if that and the blocks of the rest cost less. Sets `cost` to the cost of all blocks. */
+static int64_t choose_length(const EnginePrograms *e, bool scored, int64_t count, int64_t *cost) {
+    const Program *shorter = NULL, *whole = NULL;
+    for (int i = block_programs(e, scored).first; i < block_programs(e, scored).end; i++) {
+        const Program *program = &e->programs[i];
+        if (program->model.sequences > 1) continue;
+        shorter = whole, whole = program;
+        if (program->model.length >= count) break;
+    }
+    assert(whole);
+    int64_t rest = 0, longest = whole->model.length;
+    *cost = run_cost(whole) * divide_up(count, longest);
+    if (!shorter || count >= longest) return longest;
+    choose_length(e, scored, count - shorter->model.length, &rest);
+    if (run_cost(shorter) + rest >= *cost) return longest;
+    *cost = run_cost(shorter) + rest;
+    return shorter->model.length;
 }
 
-int64_t engine_programs_block(const EnginePrograms *e, int64_t count) { return int_min(count, block_lengths[choose_block(e, count)]); }
+EngineBlock engine_programs_block(const EnginePrograms *e, bool scored, int64_t count) {
+    int64_t cost, length = choose_length(e, scored, count, &cost);
+    return (EngineBlock){.scored = scored, .length = length, .count = int_min(count, length)};
+}
 
-void engine_programs_fill(EnginePrograms *e, const EngineRow *row) {
-    const Program *block = &e->programs[e->batches + choose_block(e, row->count)];
-    assert(row->count > 0 && row->count <= block->model.length);
-    load_alone(e, block, row);
-    executor_run(block->executor);
+/* Returns the program for as many of `sequences` sequences as cost the least each. */
+static const Program *choose_block_program(const EnginePrograms *e, const EngineBlock *block, int64_t sequences) {
+    const Program *best = NULL;
+    int64_t best_count = 0;
+    for (int i = block_programs(e, block->scored).first; i < block_programs(e, block->scored).end; i++) {
+        const Program *program = &e->programs[i];
+        int64_t count = int_min(program->model.sequences, sequences);
+        if (program->model.length != block->length) continue;
+        if (!best || run_cost(program) * best_count < run_cost(best) * count) best = program, best_count = count;
+    }
+    return best;
+}
+
+int64_t engine_programs_together(const EnginePrograms *e, const EngineBlock *block, int64_t sequences) {
+    return int_min(choose_block_program(e, block, sequences)->model.sequences, sequences);
+}
+
+void engine_programs_fill(EnginePrograms *e, const EngineBlock *block, const EngineRow *rows, int64_t count) {
+    const Program *program = choose_block_program(e, block, count);
+    int64_t order[ENGINE_MOST_TOGETHER];
+    assert(!block->scored && count > 0 && count <= program->model.sequences);
+    load_sequences(e, program, rows, count, order);
+    executor_run(program->executor);
 }
 
 static void load_choice(const EnginePrograms *e, const Program *program, int64_t index, const EngineRow *row) {
@@ -329,34 +394,38 @@ static EngineToken drawn_token(const EnginePrograms *e, int64_t row) {
         .top_count = count};
 }
 
-bool engine_programs_score(EnginePrograms *e, const EngineRow *row, EngineToken *scores, Error *error) {
-    const Program *program = &e->programs[e->batches + e->blocks + (row->count > score_lengths[0])];
-    assert(e->sizes.scores && row->count > 0 && row->count <= program->model.length);
-    load_alone(e, program, row);
+/* Loads what to score after each token of a sequence of a program. */
+static void load_given(const Program *program, int64_t sequence, const EngineRow *row) {
     for (int64_t i = 0; i < program->model.length; i++) {
         const float given = 1 + (float)row->tokens[int_min(i + 1, row->count)], top = (float)row->top;
-        executor_set_values(program->executor, program->model.choice, i * DRAW_CHOICE_VALUES + DRAW_GIVEN, &given, 1);
-        executor_set_values(program->executor, program->model.choice, i * DRAW_CHOICE_VALUES + DRAW_TOP, &top, 1);
+        int64_t at = (sequence * program->model.length + i) * DRAW_CHOICE_VALUES;
+        executor_set_values(program->executor, program->model.choice, at + DRAW_GIVEN, &given, 1);
+        executor_set_values(program->executor, program->model.choice, at + DRAW_TOP, &top, 1);
     }
+}
+
+bool engine_programs_score(
+    EnginePrograms *e, const EngineBlock *block, const EngineRow *rows, int64_t count, EngineToken *scores, Error *error) {
+    const Program *program = choose_block_program(e, block, count);
+    int64_t order[ENGINE_MOST_TOGETHER], places[ENGINE_MOST_TOGETHER];
+    assert(block->scored && count > 0 && count <= program->model.sequences);
+    load_sequences(e, program, rows, count, order);
+    for (int64_t s = 0; s < count; s++) load_given(program, s, &rows[order[s]]), places[order[s]] = s;
     run_draws(e, program);
-    for (int64_t i = 0; i < row->count; i++) scores[i] = drawn_token(e, i);
+    for (int64_t s = 0; s < count; s++)
+        for (int64_t i = 0; i < rows[s].count; i++) *scores++ = drawn_token(e, places[s] * program->model.length + i);
     return engine_ran(e, error);
 }
 
 bool engine_programs_next(EnginePrograms *e, EngineRow *rows, int64_t count, Error *error) {
-    int i = 0;
-    while (1 << i < count) i++;
-    assert(i < e->batches && count > 0);
+    int i = e->batches.first;
+    while (e->programs[i].model.sequences < count) i++;
+    assert(i < e->batches.end && count > 0);
     const Program *program = &e->programs[i];
-    const Sampling greedy = {.top_p = 1};
-    const EngineRow padding = {
-        .slot = padding_state(e), .first_row = e->sizes.cache_rows, .tokens = (int32_t[]){0}, .count = 1, .sampling = &greedy};
+    const EngineRow padding = padding_row(e);
     int64_t order[ENGINE_MOST_SLOTS] = {0};
-    load_groups(e, program, rows, count, order);
-    for (int64_t s = 0; s < program->model.sequences; s++) {
-        load_sequence(program, s, s < count ? &rows[order[s]] : &padding);
-        load_choice(e, program, s, s < count ? &rows[order[s]] : &padding);
-    }
+    load_sequences(e, program, rows, count, order);
+    for (int64_t s = 0; s < program->model.sequences; s++) load_choice(e, program, s, s < count ? &rows[order[s]] : &padding);
     run_draws(e, program);
     for (int64_t s = 0; s < count; s++) rows[order[s]].drawn = drawn_token(e, s);
     return engine_ran(e, error);

@@ -1,5 +1,5 @@
 /* The programs of an engine: one for each power of two of sequences that get their next token, and a
- * few that compute blocks of a prompt. All share weights, caches and the memory of activations. */
+ * few that compute blocks of one prompt or of several. All share weights, caches and the memory of activations. */
 #pragma once
 
 #include "engine/engine.h"
@@ -33,17 +33,28 @@ void *engine_programs_arena(const EnginePrograms *programs, Arena arena);
 const Model *engine_programs_model(const EnginePrograms *programs);
 void *engine_programs_table(const EnginePrograms *programs, TensorId table);
 
-/* Returns how many of the next `count` tokens of a prompt to fill at once, at most ENGINE_LONGEST_BLOCK. */
-enum { ENGINE_LONGEST_BLOCK = 2048 };
-int64_t engine_programs_block(const EnginePrograms *programs, int64_t count);
-/* Fills the caches with row->count tokens of a prompt, as many as engine_programs_block returned. One
- * more position of the sequence is reserved after them, which padding overwrites. */
-void engine_programs_fill(EnginePrograms *programs, const EngineRow *row);
-/* Fills the caches with tokens of a prompt, at most ENGINE_SCORE_BLOCK, and scores the token after each
- * of them: scores[row->count]. The prompt has one token more. For EngineSizes.scores. ERROR_DEVICE,
- * ERROR_COMMUNICATION. */
-enum { ENGINE_SCORE_BLOCK = 256 };
-bool engine_programs_score(EnginePrograms *programs, const EngineRow *row, EngineToken *scores, Error *error);
+enum { ENGINE_LONGEST_BLOCK = 2048, ENGINE_SCORE_BLOCK = 256, ENGINE_MOST_TOGETHER = 16 };
+
+/* The next tokens of a prompt that a program computes at once. Prompts whose blocks have the same
+ * `length` and `scored` can be computed together. */
+typedef struct EngineBlock {
+    bool scored;    /* with the log-probability of the token after each; only with EngineSizes.scores */
+    int64_t length; /* of the program's sequences */
+    int64_t count;  /* tokens: at most `length`, which is at most ENGINE_LONGEST_BLOCK, or ENGINE_SCORE_BLOCK if scored */
+} EngineBlock;
+/* Returns the block for the next of `count` tokens of a prompt. */
+EngineBlock engine_programs_block(const EnginePrograms *programs, bool scored, int64_t count);
+/* Returns how many of `sequences` blocks like `block` to compute together, at most
+ * ENGINE_MOST_TOGETHER. */
+int64_t engine_programs_together(const EnginePrograms *programs, const EngineBlock *block, int64_t sequences);
+/* Fills the caches with tokens of `count` prompts, as many as engine_programs_together returned:
+ * rows[i].count of prompt i, at most block->length. One more position of each sequence is reserved after
+ * them, which padding overwrites. */
+void engine_programs_fill(EnginePrograms *programs, const EngineBlock *block, const EngineRow *rows, int64_t count);
+/* The same, and scores the token after each of them: `scores` has those of prompt 0 first, then those of
+ * prompt 1, and so on. Each prompt has one token more. ERROR_DEVICE, ERROR_COMMUNICATION. */
+bool engine_programs_score(
+    EnginePrograms *programs, const EngineBlock *block, const EngineRow *rows, int64_t count, EngineToken *scores, Error *error);
 /* Computes one token of each of `count` sequences and draws the next ones. ERROR_DEVICE,
  * ERROR_COMMUNICATION. */
 bool engine_programs_next(EnginePrograms *programs, EngineRow *rows, int64_t count, Error *error);

@@ -423,6 +423,31 @@ static void draws_have_the_bits_of_the_whole_text(void **state) {
     }
 }
 
+/* One run fills the caches of 14 sequences, and a token has the bits of the whole text. */
+static void short_prompts_are_computed_together(void **state) {
+    (void)state;
+    enum { REQUESTS = 14 };
+    static const Precision precisions[] = {PRECISION_FP32, PRECISION_BF16};
+    uint64_t at = 50000;
+    for (int i = 0; i < FAMILIES; i++) {
+        OptionStrings strings = {0};
+        Config config = configure(&families[i], CONTEXT, &strings);
+        config.model.init_std = 0.3;
+        Engine *engine = create_engine(&config, precisions[i % 2], (EngineSizes){.slots = REQUESTS});
+        static Asked asked[REQUESTS];
+        for (int r = 0; r < REQUESTS; r++) {
+            asked[r] = random_request(&at, 1, 1);
+            asked[r].prompt_count = 2 + 2 * r;
+            submit(engine, &asked[r], (uint64_t)r);
+        }
+        finish(engine);
+        assert_int_equal(engine_counts(engine).fills, 1);
+        engine_free(engine);
+        for (int r = 0; r < REQUESTS; r++) expect_whole(&config, precisions[i % 2], families[i].name, &asked[r], (uint64_t)r);
+        options_free_strings(&strings);
+    }
+}
+
 static bool wait_for_more(void *context, int sample) {
     Asked *asked = context;
     return asked->got[sample].waits = asked->got[sample].count < asked->tokens;
@@ -659,6 +684,7 @@ int main(void) {
         cmocka_unit_test(penalties_count_the_tokens_of_a_text),
         cmocka_unit_test(neither_slots_nor_arrivals_change_a_sample),
         EACH_ISA(cmocka_unit_test(draws_have_the_bits_of_the_whole_text)),
+        cmocka_unit_test(short_prompts_are_computed_together),
         cmocka_unit_test(samples_go_on_after_appended_tokens),
         cmocka_unit_test(samples_end_where_they_should),
         cmocka_unit_test(cancelled_requests_leave_the_others_as_they_are),

@@ -1,7 +1,7 @@
 /* Attention over a key-value cache, or a rank's part of one, on a GPU. A first kernel writes the
- * new rows' keys and values to the cache. A forward pass then uses the cache as its keys, with all
- * heads of a group packed into a tile, so that even one new row reads each key only once. A last
- * kernel joins the results over chunks of keys, and over ranks.
+ * new rows' keys and values to the cache (append_gpu.c). A forward pass then uses the cache as its
+ * keys, with all heads of a group packed into a tile, so that even one new row reads each key only
+ * once. A last kernel joins the results over chunks of keys, and over ranks.
  *
  * Many rows, as in a prompt, use the forward pass of gpu.c. Up to 16 packed rows, as for one new
  * token, use the pass of this file (flash decoding). It is bound by memory bandwidth, which needs
@@ -9,26 +9,15 @@
  * tiles of keys, which it copies without waiting for other waves, and the block joins its waves'
  * results in order.
  *
- * In generation the row's projection kernel can replace the first kernel (project_gpu.c).
- *
  * The keys that a row sees are cut into as many chunks as fill the GPU once, however full the cache
  * is. So bits depend on shapes, the row's position and the number of multiprocessors of the GPU. With
  * device_set_exact there is one chunk, and the forward pass of gpu.c for any number of rows: its tiles of
- * keys begin at the sequence's first key, so a row has the bits of the pass without a cache.
+ * keys begin at the sequence's first key, so a row has the bits of the pass without a cache. Without it,
+ * many rows in one chunk use that pass too.
  * Scratch: the output and log-sum-exp of each chunk. */
 #include "backend/gpu/vector.h"
 #include "ops/attention/gpu_forward_kernels.h"
-#include "ops/attention/project.h"
-
-typedef struct AttentionAppend {
-    GLOBAL const bf16 *from; /* keys and values of the new rows */
-    GLOBAL bf16 *cache;
-    GLOBAL const int32_t *positions;
-    GLOBAL const int32_t *first_rows; /* as in Attention */
-    int64_t stride, columns;
-    int32_t length; /* rows of a sequence */
-    BlockCyclic cyclic;
-} AttentionAppend;
+#include "ops/attention/append.h"
 
 /* Results over parts of the keys, for chunks or ranks: outputs [parts][rows][heads][v_dim] and
  * their log2-sum-exp2 [parts][rows][heads]. Strides between parts and between rows are in elements.
@@ -43,7 +32,6 @@ typedef struct AttentionJoin {
 } AttentionJoin;
 
 enum {
-    THREADS = 128,
     JOIN_THREADS = 256,
     FEW_ROWS = 16,   /* packed rows per wave */
     FEW_KEYS = 32,   /* keys in a wave's tile */
@@ -64,24 +52,11 @@ _Static_assert(
     (int)ATTENTION_KEYS == BLOCK_CYCLIC_ROWS && BLOCK_CYCLIC_ROWS % FEW_KEYS == 0, "positions of a tile of keys are consecutive");
 _Static_assert((int)FEW_KEYS == MMA, "one block of scores");
 
-/* Copies keys and values of the new rows to their rows of the cache; one block per row. */
-KERNEL(attention_append, AttentionAppend) {
-    int position = a.positions[block_x()];
-    if (!block_cyclic_has(a.cyclic, position)) return;
-    int64_t first_row = a.first_rows ? a.first_rows[block_x() / a.length] : 0;
-    GLOBAL const bf16 *from = a.from + block_x() * a.stride;
-    GLOBAL bf16 *to = a.cache + (first_row + block_cyclic_rows(a.cyclic, position)) * a.columns;
-    if ((a.stride | a.columns) % 8 == 0) {
-        for (int i = thread_id(); i < a.columns / 8; i += THREADS) ((GLOBAL u32x4 *)to)[i] = ((GLOBAL const u32x4 *)from)[i];
-    } else {
-        for (int i = thread_id(); i < a.columns; i += THREADS) to[i] = from[i];
-    }
-}
-
 /* -- Few rows ------------------------------------------------------------------------------------------------------ */
 
-/* Stores the sum over waves, in order, of column `column` of row `row`. The waves' parts are in
- * `outs`, FEW_STRIDE * FEW_ROWS apart, weighted by their maxima and sums [waves][FEW_ROWS]. */
+/* Stores the sum over waves, in order, of column `column` of row `row`: as the result, or, if chunks
+ * are joined, as the chunk's part. The waves' parts are in `outs`, FEW_STRIDE * FEW_ROWS apart,
+ * weighted by their maxima and sums [waves][FEW_ROWS]. */
 INLINE void store_few(const AttentionForward *f, const AttentionPlace *p, LOCAL const float *maxima, LOCAL const float *sums,
     LOCAL const float *outs, const int waves, int row, int column) {
     const Attention *a = &f->attention;
@@ -94,8 +69,13 @@ INLINE void store_few(const AttentionForward *f, const AttentionPlace *p, LOCAL 
         out += weight * outs[w * FEW_ROWS * FEW_STRIDE];
     }
     int64_t at = ((int64_t)p->chunk * f->rows + place_row(p, a, row)) * a->heads + place_head(p, a, row);
-    if (column < a->v_dim) f->partial_out[at * a->v_dim + column] = total == 0 ? 0 : out / total;
-    if (column == 0) f->partial_sum[at] = total == 0 ? -__builtin_inff() : base + fast_log2(total);
+    if (f->partial_out) {
+        if (column < a->v_dim) f->partial_out[at * a->v_dim + column] = total == 0 ? 0 : out / total;
+        if (column == 0) f->partial_sum[at] = total == 0 ? -__builtin_inff() : base + fast_log2(total);
+    } else if (column < a->v_dim) {
+        float share = a->sinks ? score_sink(base + fast_log2(total), a->sinks[place_head(p, a, row)] * LOG2_E).share : 1;
+        f->out[at * a->v_dim + column] = to_bf16(total == 0 ? 0 : out / total * share);
+    }
 }
 
 /* Joins the waves of a block, MMA columns at a time, through the memory of their tiles. */
@@ -237,7 +217,6 @@ UNIT_KERNELS(attention_join, AttentionJoin, join_parts, 4)
 
 enum { MOST_PLACES = 640 /* of any GPU; scratch must suffice for all */ };
 
-LAUNCHER(attention_append, AttentionAppend)
 LAUNCHERS(attention_few, AttentionForward, attention_few_32, attention_few_64, attention_few_128, attention_few_256,
     attention_few_capped_32, attention_few_capped_64, attention_few_capped_128, attention_few_capped_256)
 LAUNCHERS(attention_join, AttentionJoin, attention_join_1, attention_join_4)
@@ -259,17 +238,14 @@ static int64_t chunks_of(const AttentionSpec *spec, int64_t sequences, int64_t c
     return int_max(int_min(places / blocks, most), 1);
 }
 
-/* Returns whether results of chunks are joined, even of a single one: few rows, and parts of ranks,
- * have no other output path. */
-static bool are_joined(const AttentionSpec *spec, int64_t chunks, BlockCyclic cyclic) {
-    return chunks > 1 || cyclic.ranks > 1 || are_few(spec);
-}
+/* Returns whether a kernel joins results of chunks, or writes a single one as a rank's part. */
+static bool are_joined(int64_t chunks, BlockCyclic cyclic) { return chunks > 1 || cyclic.ranks > 1; }
 
 static int64_t cached_gpu_workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), context = graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
     int64_t chunks = chunks_of(spec, rows / spec->length, context, MOST_PLACES);
-    if (!are_joined(spec, chunks, attention_block_cyclic(graph->mesh))) return 0;
+    if (!are_joined(chunks, attention_block_cyclic(graph->mesh))) return 0;
     return chunks * rows * attention_part_columns(&spec->heads) * (int64_t)sizeof(float);
 }
 
@@ -290,25 +266,13 @@ static void join_rows(Device *device, int64_t rows, const AttentionJoin *join) {
     launch_attention_join(device, fours, (LaunchShape){.x = rows * join->heads, .threads = JOIN_THREADS}, join);
 }
 
-static void append_keys(const OpCall *call, const Attention *new) {
-    AttentionAppend arguments = {.from = new->keys,
-        .first_rows = new->first_rows,
-        .length = new->query_rows.rows,
-        .cache = call->out[ATTENTION_CACHED_CACHE],
-        .positions = new->positions,
-        .stride = new->key_stride,
-        .columns = call->out_shape[ATTENTION_CACHED_CACHE][1],
-        .cyclic = attention_block_cyclic(call->mesh)};
-    launch_attention_append(call->device, (LaunchShape){.x = call->in_shape[ATTENTION_QKV][0], .threads = THREADS}, &arguments);
-}
-
 /* Launches the pass that op attention has on this device if it takes a cache and is not attention_launch. */
-static bool launch_exact(Device *device, AttentionForward forward, int64_t sequences, int64_t context) {
+static bool launch_whole(Device *device, AttentionForward forward, int64_t sequences, int64_t context) {
     if (forward.attention.query_rows.rows > 1) forward.attention.packed = 1;
     return attention_launch_hopper(device, &forward, sequences, context);
 }
 
-GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
+GPU_OP(attention_cached, cached_gpu_workspace, attention_append_absorbs) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
     int64_t rows = call->in_shape[ATTENTION_QKV][0], sequences = rows / spec->length, context = call->out_shape[ATTENTION_CACHED_CACHE][0],
@@ -318,8 +282,7 @@ GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
     Attention *a = &forward.attention;
     a->first_rows = call->in[ATTENTION_CACHED_FIRST_ROWS];
     a->query_rows = token_rows(spec->length, 1, 0);
-    if (call->absorbs) attention_project(call);
-    else append_keys(call, a);
+    attention_append(call, a);
     a->keys = call->out[ATTENTION_CACHED_CACHE];
     a->values = a->keys + heads_key_columns(h);
     a->key_stride = columns;
@@ -329,13 +292,13 @@ GPU_OP(attention_cached, cached_gpu_workspace, attention_absorbs_projection) {
     a->packed = (int32_t)(h->heads / h->kv_heads);
     bool exact = device_info(call->device)->exact && cyclic.ranks == 1;
     forward.chunks = exact ? 1 : (int32_t)chunks_of(spec, sequences, context, int_min(places, MOST_PLACES));
-    bool joined = !exact && are_joined(spec, forward.chunks, cyclic);
+    bool few = !exact && are_few(spec), joined = are_joined(forward.chunks, cyclic);
     if (joined) {
         forward.partial_out = call->workspace;
         forward.partial_sum = forward.partial_out + forward.chunks * rows * heads_out_columns(h);
     }
-    if (exact && launch_exact(call->device, forward, sequences, context)) return;
-    if (joined && are_few(spec)) launch_few(call->device, &forward, sequences);
+    if (!few && !joined && launch_whole(call->device, forward, sequences, context)) return;
+    if (few) launch_few(call->device, &forward, sequences);
     else attention_launch(call->device, &forward, sequences);
     if (!joined) return;
     bool whole = cyclic.ranks == 1;

@@ -1,10 +1,10 @@
 /* Queries, keys and values of one row in the kernel of their GEMM, as in generation. It applies
  * RoPE and writes keys and values to the row's place in the cache. This saves two small kernels per
  * layer, and a third if the norm before the GEMM joins (gemv.h). Without the norm the bits equal
- * those of the separate kernels, because the GEMM's results are rounded in between. Called by cached_gpu.c; no scratch. */
+ * those of the separate kernels, because the GEMM's results are rounded in between. Called by append_gpu.c; no scratch. */
 #include "backend/gpu/gemv.h"
+#include "ops/attention/append.h"
 #include "ops/attention/block_cyclic.h"
-#include "ops/attention/project.h"
 
 typedef struct AttentionProjection {
     Gemv gemv;
