@@ -17,7 +17,8 @@ static void print_forecast_memory(const Forecast *forecast, const Hardware *hard
     } rows[] = {{"weights", m->weights}, {"weights in fp8", m->quantized}, {"master weights", m->master}, {"gradients", m->gradients},
         {"optimizer state", m->optimizer}, {"activations", m->activations},
         {"scratch, inputs, evaluation", m->scratch + m->evaluation + m->other}, {"generation", m->generation},
-        {"buffers of collectives", m->collectives}, {"driver and libraries", (int64_t)hardware->runtime}, {"total", m->total}};
+        {"buffers of collectives", m->collectives}, {"GEMM trials", m->trials}, {"driver and libraries", (int64_t)hardware->runtime},
+        {"total", m->total}};
     char text[32];
     if (forecast->layout.ranks.pp > 1) fprintf(file, "memory of a rank of stage %d, which needs the most\n", forecast->stage);
     else fprintf(file, "memory of a rank\n");

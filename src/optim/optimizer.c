@@ -43,8 +43,8 @@ static const OptimBackend idle_gpu = {IDLE, .group_bytes = 1 << 30, .uniform_gro
 
 static const OptimBackend *backend_of(const Device *device) {
     const DeviceInfo *info = device_info(device);
-    if (info->rehearses) return info->host_memory ? &idle_cpu : &idle_gpu;
-    return info->host_memory ? &cpu : &gpu;
+    if (info->rehearses) return info->massively_parallel ? &idle_gpu : &idle_cpu;
+    return info->massively_parallel ? &gpu : &cpu;
 }
 
 /* ---- Who updates what ---- */

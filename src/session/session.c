@@ -205,6 +205,29 @@ static int64_t collective_buffers(const Session *session) {
     return count ? info->first_communicator + (count - 1) * info->further_communicator : 0;
 }
 
+/* Returns the most memory that comparing the algorithms of a GEMM takes in the first runs of a program. A GEMM's matrices are
+ * inputs, outputs or scratch of its node. The trial has a second A and B, and two of C (backend/gpu/vendor_gemm.c). */
+static int64_t largest_gemm_trial(const Program *program) {
+    const Graph *graph = program->model.graph;
+    int64_t most = 0;
+    for (int i = 0; graph && i < graph->node_count; i++) {
+        const Node *node = &graph->nodes[i];
+        int64_t read = 0, written = op_workspace(&program->backend, graph, node);
+        for (int k = 0; k < node->inputs; k++) read += node->in[k] ? graph_bytes(graph, node->in[k]) : 0;
+        for (int k = 0; k < node->outputs; k++) written += node->out[k] ? graph_bytes(graph, node->out[k]) : 0;
+        most = int_max(most, read + 2 * written);
+    }
+    return most;
+}
+
+/* Generation has the weights of training and fewer rows. Matrices of Muon are in the optimizer's scratch. */
+static int64_t count_gemm_trials(const Session *session, int64_t optimizer_scratch) {
+    const Program *programs[] = {&session->training, &session->evaluation, &session->sampling, &session->scoring};
+    int64_t most = 3 * optimizer_scratch;
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) most = int_max(most, largest_gemm_trial(programs[i]));
+    return int_min(most, device_info(session->device)->gemm_trial);
+}
+
 Budget session_budget(const Session *session) {
     const Program *training = &session->training;
     const Graph *graph = training->model.graph;
@@ -238,10 +261,11 @@ Budget session_budget(const Session *session) {
         .updated = session->layout->in_backward,
         .activation_floor = plan->activation_floor,
     };
+    budget.trials = count_gemm_trials(session, budget.scratch);
     if (budget.host) budget.other += history;
     budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer + state_in_host, history);
     budget.total = budget.weights + budget.quantized + budget.master + budget.gradients + budget.optimizer + budget.activations +
-                   budget.scratch + budget.evaluation + budget.other + budget.collectives + budget.generation +
+                   budget.scratch + budget.evaluation + budget.other + budget.collectives + budget.trials + budget.generation +
                    (budget.host ? budget.copy : 0);
     return budget;
 }
@@ -287,6 +311,7 @@ void budget_print(const Budget *budget, int64_t available, FILE *file) {
     print_budget_row(file, "inputs and constants", budget->other, budget->total, "");
     if (budget->collectives)
         print_budget_row(file, "collectives", budget->collectives, budget->total, "a margin for NCCL's or RCCL's buffers");
+    if (budget->trials) print_budget_row(file, "GEMM trials", budget->trials, budget->total, "in the first step, for algorithms");
     log_format_bytes((double)budget->hosted, text);
     if (budget->hosted) fprintf(file, "memory of the host: %s pinned for the optimizer state of offload\n", text);
     log_format_bytes((double)budget->saved, text);

@@ -77,6 +77,7 @@ typedef struct Budget {
     int64_t weights, quantized, master, gradients, optimizer, activations, scratch, evaluation, other, total;
     int64_t generation, generation_most; /* of reinforcement learning: with caches for one sequence (part of `total`), and for all slots */
     int64_t collectives;                 /* a margin for the buffers of NCCL or RCCL */
+    int64_t trials;                      /* of the vendor's GEMM algorithms, in the first step */
     int64_t hosted;                      /* pinned host memory of offload: optimizer state and master weights; not in `total` */
     int64_t saved;                       /* the same: activations; not in `total` */
     int64_t copy;                        /* of the state, for asynchronous checkpoints, in host memory; in `total` only with `host` */

@@ -216,7 +216,7 @@ static void describe_memory(Console *console, const Session *session, int64_t av
     console_print(console, "memory   %s%s: weights %s, gradients %s, optimizer %s, activations %s, other %s%s%s%s",
         format_bytes(budget.total).text, of, format_bytes(budget.weights + budget.quantized + budget.master).text,
         format_bytes(budget.gradients).text, format_bytes(budget.optimizer + budget.scratch).text, format_bytes(budget.activations).text,
-        format_bytes(budget.evaluation + budget.other + budget.collectives).text, generation, hosted, copy);
+        format_bytes(budget.evaluation + budget.other + budget.collectives + budget.trials).text, generation, hosted, copy);
 }
 
 void summary_start(const Loop *loop) {

@@ -143,7 +143,9 @@ static void open_vendor_gemm(Gpu *gpu) {
     Error missing = {0};
     VendorGemmHost host = {&gpu->device, gpu->stream, path, gpu_gemm_own, .reference_races = true};
     gpu->vendor_gemm = vendor_gemm_open(&host, &missing);
-    if (!gpu->vendor_gemm) log_info("GEMM on smelt's own kernels: %s", missing.message);
+    if (gpu->vendor_gemm) return;
+    gpu->device.info.gemm_trial = 0;
+    log_info("GEMM on smelt's own kernels: %s", missing.message);
 }
 
 /* Uses the vendor's library if it is present, supports the GEMM and is faster; otherwise smelt's
@@ -279,6 +281,7 @@ void gpu_set_properties(DeviceInfo *info) {
     info->collective_bytes = amd ? 256 << 20 : 64 << 20;
     info->first_communicator = info->emulated ? 0 : FIRST_COMMUNICATOR;
     info->further_communicator = info->emulated ? 0 : FURTHER_COMMUNICATOR;
+    info->gemm_trial = VENDOR_GEMM_TRIAL_BYTES;
     info->collectives = amd ? "RCCL" : "NCCL";
     info->collectives_file = amd ? "librccl.so.1" : "libnccl.so.2";
 }

@@ -23,7 +23,10 @@
 
 enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 8, BAND_ROWS = 8, MOST_TRIES = 8 };
 static const uint64_t WORKSPACE_BYTES = 64 << 20;
-static const int64_t SCRATCH_BYTES = 256 << 20; /* limit of a trial: more would raise the peak memory of a run */
+static const int64_t BIAS_BYTES = 1 << 20; /* behind the workspace: one bias in bf16 */
+/* Limits of a trial: operands A and B, the scratch C, and the rows of smelt's kernel. */
+static const int64_t OPERAND_BYTES = 256 << 20, SCRATCH_BYTES = 256 << 20, BAND_BYTES = 128 << 20;
+static_assert(VENDOR_GEMM_TRIAL_BYTES == (256 << 20) + (256 << 20) + (128 << 20), "the limits of a trial add up");
 
 /* -- The two libraries --------------------------------------------------------------------------------------------- */
 
@@ -71,7 +74,6 @@ typedef struct Solution {
     bool decided; /* final: its operands could tell algorithms with different bits apart */
     int tries;
     uint64_t algorithm[ALGORITHM_WORDS];
-    uint16_t *bias; /* bf16 copy on the device; NULL: the library takes the bias directly */
 } Solution;
 
 /* An algorithm of the library, or smelt's kernel, which the cache stores as all ones (not an
@@ -88,6 +90,7 @@ struct VendorGemm {
     VendorGemmHost host;
     LtApi call;
     void *file, *handle, *workspace;
+    uint16_t *bias; /* BIAS_BYTES of the workspace: the bf16 copy of the bias of the GEMM that runs */
     char name[48];
     AutotuneCache *cache;
     Solution *solutions;
@@ -123,11 +126,12 @@ VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error) {
     int result = opened ? v->call.create(&v->handle) : 0;
     if (result) opened = error_set(error, ERROR_DEVICE, "%s cannot start: error %d", v->library->name, result);
     opened = opened && read_version(v, error);
-    if (opened) v->workspace = device_allocate(host->device, (int64_t)WORKSPACE_BYTES, error);
+    if (opened) v->workspace = device_allocate(host->device, (int64_t)WORKSPACE_BYTES + BIAS_BYTES, error);
     if (!v->workspace) {
         vendor_gemm_close(v);
         return NULL;
     }
+    v->bias = (uint16_t *)((char *)v->workspace + WORKSPACE_BYTES);
     v->cache = autotune_cache_open(host->cache_path, info->name, v->name, (size_t)v->library->is.algorithm_bytes);
     return v;
 }
@@ -142,12 +146,8 @@ static void problem_close(VendorGemm *v, Problem *problem) {
 
 void vendor_gemm_close(VendorGemm *v) {
     if (!v) return;
-    for (int i = 0; i < v->solution_count; i++) {
-        Solution *solution = &v->solutions[i];
-        problem_close(v, &solution->problem);
-        device_free(v->host.device, solution->bias, solution->shape.n * (int64_t)sizeof *solution->bias);
-    }
-    if (v->workspace) device_free(v->host.device, v->workspace, (int64_t)WORKSPACE_BYTES);
+    for (int i = 0; i < v->solution_count; i++) problem_close(v, &v->solutions[i].problem);
+    if (v->workspace) device_free(v->host.device, v->workspace, (int64_t)WORKSPACE_BYTES + BIAS_BYTES);
     if (v->cache) autotune_cache_close(v->cache);
     if (v->handle) v->call.destroy(v->handle);
     if (v->file) dlclose(v->file);
@@ -193,6 +193,7 @@ static bool is_offered_in_fp8(const Gemm *g) {
 static bool is_offered(const Gemm *g) {
     bool inputs = g->input == GEMM_BF16 || is_offered_in_fp8(g);
     bool types = inputs && (g->output == GEMM_F32 || g->output == GEMM_BF16);
+    if (g->bias && g->n * (int64_t)sizeof(uint16_t) > BIAS_BYTES) return false;
     return types && !gpu_gemv_serves(g) && g->m > 0 && g->n > 0 && g->k > 0 && g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX;
 }
 
@@ -251,15 +252,14 @@ static bool problem_open(VendorGemm *v, const Gemm *g, Problem *problem) {
     return done;
 }
 
-/* `bias` is a bf16 copy to use instead of g->bias, or NULL. Returns the library's status, 0 on
- * success. */
-static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorithm, const Gemm *g, uint16_t *bias) {
+/* Returns the library's status, 0 on success. */
+static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorithm, const Gemm *g) {
     static const float zero = 0, one = 1;
     if (g->bias) {
         const void *pointer = g->bias;
-        if (bias) {
-            device_cast_to_bf16(v->host.device, bias, g->bias, g->n);
-            pointer = bias;
+        if (casts_bias(v, g)) {
+            device_cast_to_bf16(v->host.device, v->bias, g->bias, g->n);
+            pointer = v->bias;
         }
         int result = v->call.operation_set(problem->operation, v->library->is.set_bias, &pointer, sizeof pointer);
         if (result) return result;
@@ -295,7 +295,6 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
 typedef struct GemmTrial {
     Gemm gemm;
     Problem problem;
-    uint16_t *bias;                        /* the solution's */
     void *scratch, *offsets, *operands[2]; /* replace C, the bias, A and B; NULL: the caller's is used */
     int64_t scratch_bytes, operand_bytes[2];
     double size; /* standard deviation of their values */
@@ -350,7 +349,7 @@ static int propose(VendorGemm *v, const Solution *solution, Proposal proposals[M
 }
 
 static int run_once(VendorGemm *v, const GemmTrial *trial, const Proposal *proposal) {
-    if (!proposal->smelt) return launch(v, &trial->problem, proposal->algorithm, &trial->gemm, trial->bias);
+    if (!proposal->smelt) return launch(v, &trial->problem, proposal->algorithm, &trial->gemm);
     v->host.reference(v->host.device, &trial->gemm);
     return 0;
 }
@@ -438,7 +437,7 @@ static char *reference_rows(VendorGemm *v, const GemmTrial *trial, const GemmSam
     Error error;
     const Gemm *g = &trial->gemm;
     int64_t bytes = band_bytes(g, sample);
-    void *c = device_allocate(v->host.device, bytes, &error);
+    void *c = bytes <= BAND_BYTES ? device_allocate(v->host.device, bytes, &error) : NULL;
     char *rows = c ? memory_allocate((size_t)(sample->bands * bytes)) : NULL;
     start_scratch(v, trial);
     for (int i = 0; i < sample->bands && rows; i++) {
@@ -504,7 +503,7 @@ static bool open_operands(VendorGemm *v, GemmTrial *trial) {
     Error error;
     Gemm *g = &trial->gemm;
     const int64_t bytes[2] = {(g->transpose_a ? g->k : g->m) * g->lda * 2, (g->transpose_b ? g->n : g->k) * g->ldb * 2};
-    if (g->input != GEMM_BF16 || bytes[0] + bytes[1] > SCRATCH_BYTES) return true;
+    if (g->input != GEMM_BF16 || bytes[0] + bytes[1] > OPERAND_BYTES) return true;
     for (int i = 0; i < 2; i++) {
         trial->operand_bytes[i] = bytes[i];
         trial->operands[i] = device_allocate(v->host.device, bytes[i], &error);
@@ -520,8 +519,8 @@ static bool open_operands(VendorGemm *v, GemmTrial *trial) {
 static bool open_scratch(VendorGemm *v, GemmTrial *trial) {
     Error error;
     Gemm *g = &trial->gemm;
-    int64_t row = g->ldc * output_bytes(g), room = int_min(device_available(v->host.device) / 2, SCRATCH_BYTES);
-    g->m = int_min(g->m, room / row);
+    int64_t row = g->ldc * output_bytes(g);
+    g->m = int_min(g->m, SCRATCH_BYTES / row);
     if (g->m <= 0) return false;
     trial->scratch_bytes = g->m * row;
     trial->scratch = g->c = device_allocate(v->host.device, trial->scratch_bytes, &error);
@@ -552,7 +551,7 @@ static bool set_size(VendorGemm *v, GemmTrial *trial) {
 }
 
 static bool trial_open(VendorGemm *v, const Solution *solution, const Gemm *gemm, GemmTrial *trial) {
-    *trial = (GemmTrial){.gemm = *gemm, .problem = gemm->accumulate ? (Problem){0} : solution->problem, .bias = solution->bias};
+    *trial = (GemmTrial){.gemm = *gemm, .problem = gemm->accumulate ? (Problem){0} : solution->problem};
     return open_operands(v, trial) && (!gemm->accumulate || open_scratch(v, trial)) && (!gemm->bias || open_offsets(v, trial)) &&
            ((!gemm->accumulate && !gemm->bias) || set_size(v, trial));
 }
@@ -646,11 +645,9 @@ static Solution *find_solution(VendorGemm *v, const ProductShape *shape) {
 }
 
 static Solution *add_solution(VendorGemm *v, const Gemm *gemm, const ProductShape *shape) {
-    Error error;
     array_append(v->solutions, v->solution_count, (Solution){.shape = *shape});
     Solution *solution = &v->solutions[v->solution_count - 1];
-    if (casts_bias(v, gemm)) solution->bias = device_allocate(v->host.device, gemm->n * (int64_t)sizeof *solution->bias, &error);
-    solution->decided = (casts_bias(v, gemm) && !solution->bias) || !problem_open(v, gemm, &solution->problem); /* declined */
+    solution->decided = !problem_open(v, gemm, &solution->problem); /* declined */
     return solution;
 }
 
@@ -667,7 +664,7 @@ static void solve(VendorGemm *v, const Gemm *gemm, Solution *solution) {
         const Proposal *choice = choose_solution(v, &trial, proposals, count, text, &solution->decided);
         solution->trusted = choice && !choice->smelt;
         if (choice) memcpy(solution->algorithm, choice->algorithm, sizeof solution->algorithm);
-    }
+    } else log_warn("%s: the device has no memory to compare algorithms for %s: smelt's kernel computes it", v->name, text);
     solution->decided |= ++solution->tries == MOST_TRIES;
     trial_close(v, &trial);
 }
@@ -678,5 +675,5 @@ bool vendor_gemm_run(VendorGemm *v, const Gemm *gemm, bool recording) {
     Solution *solution = find_solution(v, &shape);
     if (!solution && !recording) solution = add_solution(v, gemm, &shape);
     if (solution && !solution->decided && !recording) solve(v, gemm, solution);
-    return solution && solution->trusted && launch(v, &solution->problem, solution->algorithm, gemm, solution->bias) == 0;
+    return solution && solution->trusted && launch(v, &solution->problem, solution->algorithm, gemm) == 0;
 }

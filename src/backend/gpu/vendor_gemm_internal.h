@@ -17,6 +17,9 @@
 
 typedef struct VendorGemm VendorGemm;
 
+/* The most memory of the device that a trial of a shape takes, which it frees at its end. */
+enum { VENDOR_GEMM_TRIAL_BYTES = 640 << 20 };
+
 /* The parts of the GPU's back end that vendor_gemm.c uses: the device, its stream, the file of
  * the autotune cache, and smelt's own kernel. */
 typedef struct VendorGemmHost {
@@ -27,7 +30,7 @@ typedef struct VendorGemmHost {
     bool reference_races;                                /* the reference is timed too: shapes that it computes faster are declined */
 } VendorGemmHost;
 
-/* Returns NULL if the library is missing, too old or refuses; *error gives the reason. Takes 64 MiB
+/* Returns NULL if the library is missing, too old or refuses; *error gives the reason. Takes 65 MiB
  * of the device. */
 VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error);
 void vendor_gemm_close(VendorGemm *vendor);

@@ -317,6 +317,47 @@ static void a_new_shape_is_declined_while_recording(void **state) {
     vendor_gemm_close(vendor);
 }
 
+/* -- Memory -------------------------------------------------------------------------------------------------------- */
+
+static DeviceMethods unwatched;
+static int64_t watched_bytes, most_watched_bytes;
+
+static void *watched_allocate(Device *device, int64_t bytes, Error *error) {
+    watched_bytes += bytes;
+    if (watched_bytes > most_watched_bytes) most_watched_bytes = watched_bytes;
+    return unwatched.allocate(device, bytes, error);
+}
+
+static void watched_free(Device *device, void *memory, int64_t bytes) {
+    watched_bytes -= bytes;
+    unwatched.free(device, memory, bytes);
+}
+
+/* Plans count on it: a trial takes at most A and B and twice C, and keeps nothing. */
+static void a_trial_takes_the_memory_that_plans_have_for_it(void **state) {
+    (void)state;
+    VendorGemm *vendor = open_library(NULL);
+    Device *device = check_device();
+    const DeviceMethods *methods = device->methods;
+    DeviceMethods watched = unwatched = *methods;
+    watched.allocate = watched_allocate, watched.free = watched_free;
+    for (int form = 0; form < 8; form++) {
+        Gemm gemm = {
+            .transpose_b = true, .output = form & 1 ? GEMM_F32 : GEMM_BF16, .accumulate = form & 2, .m = 40 + form, .n = 384, .k = 192};
+        gemm.bias = form >= 4 && !gemm.accumulate ? &some_bias : NULL;
+        GemmCase p = new_gemm(gemm, 8);
+        watched_bytes = most_watched_bytes = 0;
+        device->methods = &watched;
+        assert_true(vendor_gemm_run(vendor, &p.gemm, false));
+        device->methods = methods;
+        assert_true(most_watched_bytes >= p.a.bytes + p.b.bytes);
+        assert_true(most_watched_bytes <= p.a.bytes + p.b.bytes + 2 * p.c.bytes);
+        assert_int_equal(watched_bytes, 0);
+        free_gemm(&p);
+    }
+    vendor_gemm_close(vendor);
+}
+
 /* -- The judge ----------------------------------------------------------------------------------------------------- */
 
 static bool wrong_reference(Device *device, const Gemm *gemm) {
@@ -566,6 +607,7 @@ int main(void) {
         cmocka_unit_test(empty_gemms_and_other_inputs_are_declined),
         cmocka_unit_test(a_gemm_gives_the_same_bits_every_time),
         cmocka_unit_test(a_new_shape_is_declined_while_recording),
+        cmocka_unit_test(a_trial_takes_the_memory_that_plans_have_for_it),
         cmocka_unit_test(a_library_that_differs_from_our_kernel_is_not_used),
         cmocka_unit_test(algorithms_are_found_again_by_their_device_library_and_shape),
         cmocka_unit_test(lines_of_another_form_are_skipped),
