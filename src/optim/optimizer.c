@@ -137,7 +137,7 @@ static OptimizerShard whole_shard(const Graph *graph) {
     return shard;
 }
 
-static OptimizerShard copy_shard(const OptimizerShard *shard) {
+static OptimizerShard copy_optimizer_shard(const OptimizerShard *shard) {
     OptimizerShard copy = *shard;
     size_t bytes = (size_t)shard->interval_count * sizeof *shard->intervals;
     copy.intervals = memory_allocate(bytes);
@@ -194,7 +194,7 @@ static bool check_blocks(const Optimizer *o, Error *error) {
 }
 
 /* Returns the bytes of the arena of quantized moments. */
-static int64_t quantized_bytes(const Optimizer *o) { return 2 * (o->coded + o->coded / MOMENT_BLOCK * (int64_t)sizeof(float)); }
+static int64_t count_quantized_bytes(const Optimizer *o) { return 2 * (o->coded + o->coded / MOMENT_BLOCK * (int64_t)sizeof(float)); }
 
 /* ---- Chunks ---- */
 
@@ -300,7 +300,7 @@ static Optimizer *lay_out_states(
     optimizer->kernels = optim_best_kernels(graph->precision);
     optimizer->wide = precision_bytes(graph->precision, TYPE_WIDE);
     optimizer->compute = precision_bytes(graph->precision, TYPE_COMPUTE);
-    optimizer->shard = shard ? copy_shard(shard) : whole_shard(graph);
+    optimizer->shard = shard ? copy_optimizer_shard(shard) : whole_shard(graph);
     place_states(optimizer);
     muon_lay_out(optimizer);
     append_element_chunks(optimizer, true);
@@ -329,7 +329,7 @@ static int64_t device_variance_bytes(const Optimizer *o) { return o->offload ? o
 static bool allocate_arenas(Optimizer *o, Error *error) {
     return allocate_state(o->device, &o->momentum, device_momentum_bytes(o), "momentum", error) &&
            allocate_state(o->device, &o->variance, device_variance_bytes(o), "variance", error) &&
-           (o->offload || allocate_state(o->device, (void **)&o->quantized.momentum, quantized_bytes(o), "quantized", error)) &&
+           (o->offload || allocate_state(o->device, (void **)&o->quantized.momentum, count_quantized_bytes(o), "quantized", error)) &&
            (!o->offload || offload_start(o->offload, o, error)) &&
            allocate_state(o->device, &o->scratch, o->scratch_bytes, "scratch", error);
 }
@@ -372,7 +372,7 @@ void optimizer_free(Optimizer *optimizer) {
         optimizer_settle(optimizer);
         device_free(optimizer->device, optimizer->momentum, device_momentum_bytes(optimizer));
         device_free(optimizer->device, optimizer->variance, device_variance_bytes(optimizer));
-        if (!optimizer->offload) device_free(optimizer->device, optimizer->quantized.momentum, quantized_bytes(optimizer));
+        if (!optimizer->offload) device_free(optimizer->device, optimizer->quantized.momentum, count_quantized_bytes(optimizer));
         device_free(optimizer->device, optimizer->scratch, optimizer->scratch_bytes);
     }
     offload_free(optimizer->offload);
@@ -386,7 +386,7 @@ void optimizer_free(Optimizer *optimizer) {
 
 int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard) {
     Optimizer *optimizer = lay_out_states(graph, config, shard, &cpu); /* a GPU needs as much */
-    int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes + quantized_bytes(optimizer);
+    int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes + count_quantized_bytes(optimizer);
     optimizer_free(optimizer);
     return bytes;
 }

@@ -49,7 +49,7 @@ static Fp8Weights fp8_weights(const Session *session) {
 }
 
 /* `base`: without adapters and without a value head. */
-static Model build_model(const Session *session, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length, bool base) {
+static Model build_session_model(const Session *session, const Mesh *mesh, ModelMode mode, int64_t sequences, int64_t length, bool base) {
     const Config *config = session->config;
     ModelConfig model = config->model;
     model.fp8.weights = fp8_weights(session);
@@ -141,15 +141,15 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     int64_t sequences = config->batch.sequences, length = config->data.length, sampled = sample_rows(config);
     bool scores = config->model.policy.values;
     session->pipeline = pipeline_plan_create(session->mesh, config, count_step_microbatches(session));
-    session->training.model = build_model(session, session->mesh, MODEL_TRAIN, sequences, length, false);
+    session->training.model = build_session_model(session, session->mesh, MODEL_TRAIN, sequences, length, false);
     session->layout =
         layout_create(session->training.model.graph, &config->optimizer, &config->layout, choose_bucket_bytes(config, device));
     session->training.hosts_saved = config_offloads_saved(config) && has_host_link(session);
     if (config_offloads_state(config) && has_host_link(session))
         layout_offload(session->layout, (Precision)config->precision, PORTION_BYTES);
-    session->evaluation.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length, true);
-    if (sampled) session->sampling.model = build_model(session, session->whole, MODEL_SCORE, 1, sampled, false);
-    if (scores) session->scoring.model = build_model(session, session->mesh, MODEL_EVALUATE, sequences, length, false);
+    session->evaluation.model = build_session_model(session, session->mesh, MODEL_EVALUATE, sequences, length, true);
+    if (sampled) session->sampling.model = build_session_model(session, session->whole, MODEL_SCORE, 1, sampled, false);
+    if (scores) session->scoring.model = build_session_model(session, session->mesh, MODEL_EVALUATE, sequences, length, false);
     return plan_program(session, &session->training, error) && plan_program(session, &session->evaluation, error) &&
            (!sampled || plan_program(session, &session->sampling, error)) && (!scores || plan_program(session, &session->scoring, error)) &&
            plan_generation(session, error);

@@ -77,12 +77,12 @@ void cuts_find(Tokenizer *tokenizer) {
 
 /* -- Text ---------------------------------------------------------------------------------------------------------- */
 
-static bool is_ascii_letter(char byte) { return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z'); }
+static bool is_latin_letter(char byte) { return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z'); }
 
 /* Returns whether the text begins with a letter that combines with nothing before it: ASCII, kana,
  * Han or a Hangul syllable. */
 static bool begins_with_letter(const char *text, size_t size) {
-    if (is_ascii_letter(text[0])) return true;
+    if (is_latin_letter(text[0])) return true;
     if (size < 3 || text_well_formed(text, 3) != 3) return false;
     uint32_t character = text_character(text, &(size_t){0});
     return (character >= 0x3041 && character <= 0x3096) || (character >= 0x30A1 && character <= 0x30FA) ||
@@ -93,11 +93,11 @@ static bool begins_with_letter(const char *text, size_t size) {
  * a control character. */
 static bool is_visible(const char *text, size_t at) {
     if ((unsigned char)text[at] < 0x80) return text[at] > ' ' && text[at] != 0x7F;
-    return at >= 2 && !is_ascii_letter(text[at - 2]) && begins_with_letter(text + at - 2, 3);
+    return at >= 2 && !is_latin_letter(text[at - 2]) && begins_with_letter(text + at - 2, 3);
 }
 
 static bool cuts_before(unsigned cuts, const char *text, size_t size, size_t at) {
-    if (text[at] == ' ') return (cuts & CUT_SPACE) && at + 1 < size && is_ascii_letter(text[at - 1]) && is_ascii_letter(text[at + 1]);
+    if (text[at] == ' ') return (cuts & CUT_SPACE) && at + 1 < size && is_latin_letter(text[at - 1]) && is_latin_letter(text[at + 1]);
     return text[at - 1] == '\n' && (cuts & CUT_LINE) && at >= 2 && is_visible(text, at - 2) && begins_with_letter(text + at, size - at);
 }
 
@@ -117,7 +117,7 @@ void cuts_respect_added(Tokenizer *tokenizer, const AddedToken *token, Span cont
     for (size_t i = 0; i + 1 < content.size; i++) {
         const char *next = content.bytes + i + 1;
         bool space = *next == ' ' || (!tokenizer->byte_level && content.size - i > 3 && memcmp(next, metaspace, 3) == 0);
-        reaches = reaches || (is_ascii_letter(content.bytes[i]) && space) || content.bytes[i] == '\n';
+        reaches = reaches || (is_latin_letter(content.bytes[i]) && space) || content.bytes[i] == '\n';
     }
     if (reaches) tokenizer->cuts = 0;
 }
