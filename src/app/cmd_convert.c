@@ -26,7 +26,7 @@ typedef enum ConvertTokenizer { TOKENIZER_OWN, TOKENIZER_NONE } ConvertTokenizer
 typedef struct ConvertOptions {
     int dtype, tokenizer;
     int64_t shard_bytes;
-    bool overwrite, adapter;
+    bool overwrite, adapter, mtp;
     struct { const char *add; } tokens;
 } ConvertOptions;
 
@@ -41,6 +41,7 @@ static const Option rows[] = {
     BOOL_OPTION(overwrite, "false", "replace a folder written by convert, or a file of the same format"),
     STRING_OPTION(tokens.add, "", "",
         "comma-separated new special tokens: the folder OUT gets them in its tokenizer, with rows that are the mean of the other rows"),
+    BOOL_OPTION(mtp, "true", "write the model's layer for multi-token prediction, if it has one; false: omit it"),
     BOOL_OPTION(adapter, "false", "write the adapters of a run with lora.rank as a PEFT folder; false: merge them into the model"),
 };
 #undef FIELD
@@ -69,6 +70,16 @@ static bool check_out(const char *out, const Config *config, const ConvertOption
     if (dtype == CONVERT_FP8 && !hf_check_fp8(&config->model, error)) return false;
     if (dtype == CONVERT_MXFP4 && !hf_check_mxfp4(&config->model, error)) return false;
     return kind == OUT_LLMC || (kind == OUT_FOLDER ? hf_check : gguf_check)(&config->model, error);
+}
+
+static bool leave_prediction_out(const char *in, Config *config, Error *error) {
+    if (source_is_run(in))
+        return error_set(
+            error, ERROR_USAGE, "mtp=false omits a layer of a model folder, but %s is a run: convert it to a folder first", in);
+    if (!config->model.mtp)
+        return error_set(error, ERROR_USAGE, "mtp=false: smelt reads no layer for multi-token prediction of %s: remove the option", in);
+    config->model.mtp = 0;
+    return true;
 }
 
 /* Refuses to replace an input, even with overwrite=true. A run with adapters, and PEFT's folders,
@@ -287,6 +298,8 @@ static bool convert_untrained(Invocation *invocation, Error *error) {
     const ConvertOptions *options = invocation->options;
     const char *in = invocation->words[0], *out = invocation->words[1];
     Config config;
+    if (!options->mtp)
+        return error_set(error, ERROR_USAGE, "mtp=false: %s is a configuration, which has model.mtp for this: set model.mtp=0", in);
     if (!source_read_untrained(in, &invocation->settings, &config, &invocation->strings, error) || !check_out(out, &config, options, error))
         return false;
     file_remove_partials_of(out);
@@ -320,6 +333,7 @@ static bool run_convert(Invocation *invocation, Error *error) {
     SCOPED(hf_release) HfModel origin = {0};
     SCOPED(run_tokenizer_free) RunTokenizer own = {0};
     if (!source_read_config(in, &config, &invocation->strings, error)) return false;
+    if (!options->mtp && !leave_prediction_out(in, &config, error)) return false;
     if (!check_inputs(in, out, &config, error)) return false;
     file_remove_partials_of(out);
     if (options->adapter) return convert_adapters(in, out, &config, options, error);

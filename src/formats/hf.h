@@ -19,6 +19,7 @@ typedef struct HfModel {
     bool bytes;          /* its tokenizer.json is the byte tokenizer's */
     json_t *content;     /* of config.json */
     char *warnings;      /* one line about its fields without effect; NULL: none */
+    char *unread;        /* one line about tensors that smelt leaves out; NULL: none */
 } HfModel;
 
 /* Returns whether `folder` has a config.json or is a GGUF file. */

@@ -193,19 +193,59 @@ static bool folder_open(Folder *folder, const char *name, const ModelConfig *con
 
 /* -- The configuration of a folder -------------------------------------------------------------------------------- */
 
+/* Returns the prefix of the names of layers. */
+static const char *layers_prefix(const Folder *folder, const ModelConfig *config) {
+    return folder->gguf_tensors ? "blk" : family_of(config)->layers;
+}
+
 static bool has_prediction_layer(const Folder *folder, const ModelConfig *config, int64_t layer) {
-    SCOPED_FREE char *mark = memory_format("%s.%lld.eh_proj.weight", family_of(config)->layers, (long long)layer);
+    SCOPED_FREE char *mark =
+        memory_format("%s.%lld.%seh_proj.weight", layers_prefix(folder, config), (long long)layer, folder->gguf_tensors ? "nextn." : "");
     return find_tensor_file(folder, mark);
 }
 
-/* Sets model.mtp if the folder has one layer for multi-token prediction. config.json counts it also where transformers has
- * dropped the layer. A folder without weights has none. */
-static void find_prediction_layer(const char *name, ModelConfig *config) {
+/* Returns whether the tensor belongs to a layer for multi-token prediction after the model's own
+ * layers (DeepSeek-V3). transformers does not load such layers either. */
+static bool is_for_prediction(const Folder *folder, const char *name, const ModelConfig *config) {
+    const char *layers = layers_prefix(folder, config);
+    size_t length = strlen(layers);
+    char *end;
+    if (!hf_class(config)->skips_prediction) return false;
+    if (starts_with(name, "mtp.")) return true;
+    if (!starts_with(name, layers) || name[length] != '.') return false;
+    long long layer = strtoll(name + length + 1, &end, 10);
+    return end > name + length + 1 && *end == '.' && layer >= config->layers && has_prediction_layer(folder, config, layer);
+}
+
+/* Describes the tensors for multi-token prediction of a folder, none of which is read; NULL: there are none. */
+static char *describe_unread_prediction(const Folder *folder, const ModelConfig *config) {
+    const char *first = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < folder->entry_count; i++) {
+        const char *name = folder->entries[i].tensor->name;
+        if (!is_for_prediction(folder, name, config)) continue;
+        if (!count++) first = name;
+    }
+    if (!count) return NULL;
+    bool several = has_prediction_layer(folder, config, config->layers) && has_prediction_layer(folder, config, config->layers + 1);
+    return memory_format(
+        "%zu tensors for multi-token prediction (%s%s) are not read%s: training and generation work without them, but models "
+        "that smelt writes from these weights do not have them",
+        count, first, count > 1 ? ", ..." : "", several ? ", because smelt reads only models with one such layer" : "");
+}
+
+/* Sets model.mtp if the folder has one layer for multi-token prediction that its family reads. config.json counts it also
+ * where transformers has dropped the layer. A folder without weights has none. */
+static void find_prediction_layer(const char *name, HfModel *model) {
     Folder folder;
     Error unread = {0};
-    if (!hf_class(config)->skips_prediction || !family_has(family_of(config), "model.mtp")) return;
-    if (folder_open(&folder, name, config, &unread))
-        config->mtp = has_prediction_layer(&folder, config, config->layers) && !has_prediction_layer(&folder, config, config->layers + 1);
+    ModelConfig *config = &model->config;
+    if (!hf_class(config)->skips_prediction) return;
+    if (folder_open(&folder, name, config, &unread)) {
+        config->mtp = !folder.gguf_tensors && family_has(family_of(config), "model.mtp") &&
+                      has_prediction_layer(&folder, config, config->layers) && !has_prediction_layer(&folder, config, config->layers + 1);
+        if (!config->mtp) model->unread = describe_unread_prediction(&folder, config);
+    }
     folder_close(&folder);
 }
 
@@ -219,7 +259,7 @@ static bool read_stored_precision(const char *name, HfModel *model, Error *error
 }
 
 bool hf_read(const char *folder, HfModel *model, Error *error) {
-    if (gguf_is_file(folder)) return gguf_read_model(folder, model, error);
+    if (gguf_is_file(folder)) return gguf_read_model(folder, model, error) && (find_prediction_layer(folder, model), true);
     *model = (HfModel){.content = read_json(folder, "config.json", error)};
     if (!model->content) return false;
     if (!hf_parse_config(model->content, &model->config, &model->precision, &model->warnings, error)) {
@@ -228,7 +268,7 @@ bool hf_read(const char *folder, HfModel *model, Error *error) {
     }
     if (byte_tokenizer_is(folder, &model->bytes, error) &&
         (hf_class(&model->config)->model_type || read_stored_precision(folder, model, error)))
-        return find_prediction_layer(folder, &model->config), true;
+        return find_prediction_layer(folder, model), true;
     hf_release(model);
     return false;
 }
@@ -236,8 +276,9 @@ bool hf_read(const char *folder, HfModel *model, Error *error) {
 void hf_release(HfModel *model) {
     json_decref(model->content);
     free(model->warnings);
+    free(model->unread);
     model->content = NULL;
-    model->warnings = NULL;
+    model->warnings = model->unread = NULL;
 }
 
 /* -- Converting ---------------------------------------------------------------------------------------------------- */
@@ -426,19 +467,6 @@ static bool is_head(const WeightEntry *entry) {
     return !strcmp(entry->tensor->name, "lm_head.weight") || (entry->type && !strcmp(entry->tensor->name, "output.weight"));
 }
 
-/* Returns whether the tensor belongs to a layer for multi-token prediction after the model's own
- * layers (DeepSeek-V3). transformers does not load such layers either. */
-static bool is_for_prediction(const Folder *folder, const char *name, const ModelConfig *config) {
-    const char *layers = folder->gguf_tensors ? "blk" : family_of(config)->layers;
-    size_t length = strlen(layers);
-    char *end;
-    if (hf_class(config)->skips_prediction && starts_with(name, "mtp.")) return true;
-    if (!hf_class(config)->skips_prediction || !starts_with(name, layers) || name[length] != '.') return false;
-    long long layer = strtoll(name + length + 1, &end, 10);
-    SCOPED_FREE char *mark = memory_format("%s.%lld.%seh_proj.weight", layers, layer, folder->gguf_tensors ? "nextn." : "");
-    return end > name + length + 1 && *end == '.' && layer >= config->layers && find_tensor_file(folder, mark);
-}
-
 /* Files may hold a copy of the table as the head of a tied model, and buffers of older programs:
  * frequencies and masks. A GGUF file's frequencies were read with its configuration. */
 static bool is_redundant(const Folder *folder, const WeightEntry *entry, const ModelConfig *config) {
@@ -466,7 +494,8 @@ static bool check_prediction_layer(const HfReader *reader, Error *error) {
         bool table = !strcmp(name + strlen(layer), HF_PREDICTION_TABLE), head = !strcmp(name + strlen(layer), HF_PREDICTION_HEAD);
         const WeightEntry *of = find_tensor_file(folder, table || config->tied ? HF_TABLE : HF_HEAD);
         if ((table || head) && of && same_matrix(of, entry)) continue;
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s %s: set model.mtp=0 to leave out the layer for multi-token prediction",
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s: tensor %s %s: leave out the layer for multi-token prediction (smelt train model.mtp=0, smelt convert mtp=false)",
             entry->path, name,
             table || head ? "differs from the model's, but smelt shares it with the model"
                           : "is not part of the layer that smelt computes");

@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "config/needs.h"
 #include "data/byte_tokenizer.h"
 #include "data/mixture.h"
 #include "data/shard_set.h"
@@ -104,6 +105,7 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
     if (hf_is_model(folder)) {
         bool read = hf_read(folder, &model, error);
         if (model.warnings) log_warn("%s%s: %s", folder, gguf_is_file(folder) ? "" : "/config.json", model.warnings);
+        if (model.unread) log_warn("%s: %s", folder, model.unread);
         return read && set_model(&model.config, model.precision, config, strings, error);
     }
     if (llmc_is_model(folder))
@@ -140,11 +142,27 @@ static bool take_rows(Config *config, Error *error) {
     return true;
 }
 
+/* Reads the settings of a file, then others. Lengths among the latter replace those of the file. */
+static bool read_settings_of(const char *path, const OptionStrings *settings, Config *config, OptionStrings *strings, Error *error) {
+    options_defaults(&config_table, config, strings);
+    config->steps = 0; /* not given */
+    if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
+    const Config file = *config;
+    config->steps = config->tokens = 0;
+    config->epochs = 0;
+    return options_set_all(&config_table, config, strings, settings, error) && config_settle_length(config, &file, error);
+}
+
+/* Makes the checks of a training that do not depend on its data. */
+static bool check_as_training(const Config *said, Error *error) {
+    Config training = *said;
+    return needs_check(&training, said, error) && (training.layout.choice == LAYOUT_AUTO || needs_check_layout(&training, said, error)) &&
+           config_check(&training, error);
+}
+
 bool source_read_untrained(const char *path, const OptionStrings *settings, Config *config, OptionStrings *strings, Error *error) {
     Config read;
-    options_defaults(&config_table, &read, strings);
-    if (!options_read_yaml(&config_table, &read, strings, path, error) || !options_set_all(&config_table, &read, strings, settings, error))
-        return false;
+    if (!read_settings_of(path, settings, &read, strings, error)) return false;
     if (read.init[0])
         return error_set(error, ERROR_USAGE,
             "%s takes its weights from init=%s, so it has no random ones: use %s as the input, or set init= (empty)", path, read.init,
@@ -152,8 +170,9 @@ bool source_read_untrained(const char *path, const OptionStrings *settings, Conf
     if (read.lora.rank)
         return error_set(error, ERROR_USAGE, "%s sets lora.rank=%lld, but random weights have no adapters: set lora.rank=0", path,
             (long long)read.lora.rank);
+    if (!take_rows(&read, error) || !check_as_training(&read, error)) return false;
     if (!read.model.context) read.model.context = read.data.length; /* as in a training */
-    if (!take_rows(&read, error) || !set_model(&read.model, (Precision)read.precision, config, strings, error)) return false;
+    if (!set_model(&read.model, (Precision)read.precision, config, strings, error)) return false;
     config->seed = read.seed;
     config->data.tokenizer = read.data.tokenizer;
     return true;

@@ -26,7 +26,8 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
 bool source_is_configuration(const char *path);
 /* Reads the model of a configuration file with the "key=value" of `settings`. The model has no weights yet. Model, precision, seed and data.tokenizer are set ("bytes" if neither the tokenizer nor the
  * vocabulary is given, since training would then read bytes) and all else has its default.
- * ERROR_USAGE if the model's weights are those of init=, or if it has adapters. */
+ * ERROR_USAGE if a training would refuse the settings, if the model's weights are those of init=, or if
+ * it has adapters. */
 bool source_read_untrained(const char *path, const OptionStrings *settings, Config *config, OptionStrings *strings, Error *error);
 /* Returns the model's tokenizer: a path for tokenizer_open, "" for the byte tokenizer, or NULL if
  * it is unknown. A tokenizer in a folder of adapters has priority over the base's. The caller frees

@@ -10,6 +10,7 @@
 #include "base/element.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/strings.h"
 #include "formats/llmc.h"
 #include "run/source.h"
 #include "session/adapter.h"
@@ -47,6 +48,16 @@ void host_model_close(HostModel *host) {
     model_free(&host->model);
 }
 
+/* Returns the model whose weights the graph has: programs of generation and evaluation have no layer for
+ * multi-token prediction. */
+static ModelConfig model_of_graph(const ModelConfig *config, const Graph *graph) {
+    ModelConfig model = *config;
+    bool predicts = false;
+    for (int i = 0; i < graph->parameter_count; i++) predicts |= ends_with(graph->parameters[i].name, ".eh_proj.weight");
+    if (!predicts) model.mtp = 0;
+    return model;
+}
+
 bool weights_load(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
     int64_t unasked;
     if (!step) step = &unasked;
@@ -56,8 +67,8 @@ bool weights_load(const char *folder, const Config *config, const Graph *graph, 
     bool same_layout = precision_state_bytes(given, TYPE_COMPUTE) == precision_state_bytes(graph->precision, TYPE_COMPUTE);
     if (same_layout && (as_kept || graph_is_whole(graph))) return load_source(folder, config, graph, master, step, error);
     SCOPED(host_model_close) HostModel kept = {0};
-    if (!host_model_open(&kept, &config->model, NULL, given, error) ||
-        !load_source(folder, config, kept.model.graph, kept.master, step, error))
+    const ModelConfig model = source_is_run(folder) ? config->model : model_of_graph(&config->model, graph);
+    if (!host_model_open(&kept, &model, NULL, given, error) || !load_source(folder, config, kept.model.graph, kept.master, step, error))
         return false;
     weights_convert(graph, master, kept.model.graph, kept.master);
     return true;
@@ -124,9 +135,10 @@ void weights_take_shards(Session *session, const WeightSource *source) {
 static bool load_folder(
     const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
     SCOPED(model_free) Model whole = {0};
-    if (!graph_is_whole(graph)) whole = model_describe(&config->model, NULL, graph->precision);
+    const ModelConfig model = model_of_graph(&config->model, graph);
+    if (!graph_is_whole(graph)) whole = model_describe(&model, NULL, graph->precision);
     const Graph *all = whole.graph ? whole.graph : graph;
-    HfReader *reader = hf_reader_open(folder, &config->model, all, error);
+    HfReader *reader = hf_reader_open(folder, &model, all, error);
     for (int i = 0; i < graph->parameter_count && reader; i++) {
         const Parameter *p = &graph->parameters[i];
         weights_take(&(WeightSource){.reader = reader, .graph = all}, graph, (ParameterInterval){i, 0, p->count},

@@ -72,6 +72,22 @@ static void what_has_no_random_weights_is_refused(void **state) {
     assert_int_equal(access("again", F_OK), -1);
 }
 
+/* A folder that no training can start from would be of no use. */
+static void settings_that_training_refuses_are_refused(void **state) {
+    (void)state;
+    static const char *const refused[][2] = {{"model.kv_lora_rank=8", "model.kv_lora_rank=8 model.family=deepseek"},
+        {"layout.cp_exchange=ring", "layout.cp_exchange=ring layout.cp=2"}, {"steps=4 tokens=1M", "more than one of steps tokens"},
+        {"model.context=64 data.length=128", "data.length=128 model.context=64"}, {"batch.tokens=1000", "batch.tokens=1000 multiple"},
+        {"fp8.recipe=tensor precision=fp64", "fp8.recipe precision=fp64"}, {"schedule.warmup=9 steps=5", "schedule.warmup=9 steps=5"}};
+    say("c.yaml", "model: {family: llama, width: 64, layers: 1, heads: 2}\n");
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        smelt_says(ERROR_USAGE, refused[i][1], "convert c.yaml out %s", refused[i][0]);
+        smelt_says(ERROR_USAGE, refused[i][1], "train c.yaml run=r %s", refused[i][0]);
+        assert_int_equal(access("out", F_OK), -1);
+    }
+    smelt_good("convert c.yaml out data.length=128 batch.tokens=2048 steps=5 schedule.warmup=1");
+}
+
 static void a_model_of_bytes_gets_their_tokenizer(void **state) {
     (void)state;
     say("c.yaml", "model: {family: llama, width: 64, layers: 1, heads: 2}\n");
@@ -90,6 +106,7 @@ int main(void) {
         TRAIN_TEST(every_form_of_output_holds_the_same_weights),
         TRAIN_TEST(random_weights_need_the_memory_of_one_file),
         TRAIN_TEST(what_has_no_random_weights_is_refused),
+        TRAIN_TEST(settings_that_training_refuses_are_refused),
         TRAIN_TEST(a_model_of_bytes_gets_their_tokenizer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -829,6 +829,39 @@ static void layers_for_multi_token_prediction_are_skipped(void **state) {
     }
 }
 
+/* Describes what smelt leaves out of a folder with these tensors beside the model's: "" if that is nothing. */
+static void describe_unread(const char *const *settings, const char *const *names, char text[512]) {
+    Fixture f;
+    Edit edit;
+    HfModel model;
+    Error error = {0};
+    start(&f, settings);
+    edit_open(&f, &edit);
+    for (int i = 0; names[i]; i++)
+        edit.tensors[edit.count++] = (StoredTensor){.name = names[i], .type = STORED_F32, .rank = 0, .data = (float[]){1}};
+    edit_write(&f, &edit);
+    if (!hf_read(f.out, &model, &error)) fail_msg("%s", error.message);
+    assert_int_equal(model.config.mtp, settings == deepseek_v3_mtp && !names[0]);
+    snprintf(text, 512, "%s", model.unread ? model.unread : "");
+    hf_release(&model);
+    fixture_stop(&f);
+}
+
+static void unread_tensors_for_multi_token_prediction_are_named(void **state) {
+    (void)state;
+    char text[512];
+    static const char *const none[] = {NULL}, *const own[] = {"mtp.fc.weight", "mtp.norm.weight", NULL};
+    static const char *const second[] = {"model.layers.3.eh_proj.weight", NULL};
+    describe_unread(qwen3_5, none, text);
+    assert_string_equal(text, "");
+    describe_unread(deepseek_v3_mtp, none, text);
+    assert_string_equal(text, "");
+    describe_unread(qwen3_next, own, text);
+    if (!mentions(text, "2 tensors mtp.fc.weight not read") || strstr(text, "one such layer")) fail_msg("%s", text);
+    describe_unread(deepseek_v3_mtp, second, text);
+    if (!mentions(text, "model.layers.2. not read one such layer")) fail_msg("%s", text);
+}
+
 /* The layer has copies of the embedding and the head, as DeepSeek publishes it. */
 static void a_layer_for_multi_token_prediction_shares_embedding_and_head(void **state) {
     (void)state;
@@ -847,7 +880,7 @@ static void a_layer_for_multi_token_prediction_shares_embedding_and_head(void **
         changed[count - 1] += 1;
         copy->data = changed;
         edit_write(&f, &edit);
-        assert_load_refused(&f, copies[i][0], "differs from the model's model.mtp=0");
+        assert_load_refused(&f, copies[i][0], "differs from the model's model.mtp=0 mtp=false");
         fixture_stop(&f);
     }
 }
@@ -1307,6 +1340,7 @@ int main(void) {
         cmocka_unit_test(a_missing_tensor_is_named_with_its_file),
         cmocka_unit_test(a_superfluous_tensor_is_named_with_its_file),
         cmocka_unit_test(layers_for_multi_token_prediction_are_skipped),
+        cmocka_unit_test(unread_tensors_for_multi_token_prediction_are_named),
         cmocka_unit_test(a_layer_for_multi_token_prediction_shares_embedding_and_head),
         cmocka_unit_test(a_layer_for_multi_token_prediction_can_be_left_out),
         cmocka_unit_test(another_shape_is_reported_with_the_one_that_is_asked_for),
