@@ -11,9 +11,11 @@
 
 #include "support/check.h"
 #include "backend/backend.h"
+#include "base/rng.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 #include "ops/embed/embed.h"
+#include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/lora/lora.h"
 #include "ops/loss/loss.h"
@@ -289,6 +291,85 @@ static void each_row_gets_the_adapters_of_its_group(void **state) {
     program_free(&program);
 }
 
+/* Groups of rows whose product with A joins that with B in a program of few rows: as many columns as two blocks of a kernel have,
+ * a rank of more chunks than are loaded early, a depth of more than one load of a thread. */
+typedef struct GroupCase {
+    int64_t rows, in, columns, rank;
+    int32_t offset[GROUPS + 1];
+} GroupCase;
+
+static TensorId append_groups(const GroupCase *c, Graph *graph, TensorId y, TensorId x, TensorId a, TensorId b, TensorId offset) {
+    LoraGroups groups = {.b = b, .offset = offset, .adapters = 2, .columns = {{1, c->columns}, {c->columns + 2, 5}}};
+    groups.u = op_grouped_linear(graph, x, a, &(Dispatch){.offset = offset, .rows = c->rows});
+    return op_lora_groups(graph, y, &groups);
+}
+
+static void build_few_rows(Check *check, const void *argument) {
+    const GroupCase *c = argument;
+    TensorId y = check_fixed(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns + 7}, 0, 1);
+    TensorId x = check_fixed(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->in}, 0, 1);
+    TensorId a = check_fixed(check, TYPE_COMPUTE, 3, (int64_t[]){GROUPS, 2 * c->rank, c->in}, 0, 0.1);
+    TensorId b = check_fixed(check, TYPE_COMPUTE, 2, (int64_t[]){GROUPS * (c->columns + 5), c->rank}, 0, 0.5);
+    TensorId offset = check_integers(check, 1, (int64_t[]){GROUPS + 1}, c->offset);
+    check_output(check, append_groups(c, check->graph, op_scale(check->graph, y, 0.5), x, a, b, offset));
+}
+
+static const GroupCase few_rows[] = {{1, 64, 8, 8, {0, 0, 1, 1}}, {1, 64, 8, 8, {0, 0, 0, 0}}, {7, 136, 40, 24, {0, 2, 3, 7}},
+    {30, 72, 300, 16, {0, 17, 17, 22}}, {5, 2112, 8, 16, {0, 1, 3, 5}}, {2, 8200, 8, 8, {0, 1, 1, 2}}};
+
+static void few_rows_get_the_adapters_of_their_group(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof few_rows / sizeof *few_rows; i++)
+        check_op(build_few_rows, &few_rows[i], (CheckBounds){.forward_only = true});
+}
+
+/* The bits of a program's rows: row i has the values of row i + `from`, and the groups' bounds are given. */
+static void run_few_rows(const GroupCase *c, int from, uint16_t *got) {
+    Graph *graph = graph_create(PRECISION_BF16, false);
+    const int64_t out = c->columns + 7, lines = GROUPS * (c->columns + 5);
+    TensorId y = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){c->rows, out}, "y");
+    TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->in}, "x");
+    TensorId a = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 3, (int64_t[]){GROUPS, 2 * c->rank, c->in}, "a");
+    TensorId b = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){lines, c->rank}, "b");
+    TensorId offset = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, (int64_t[]){GROUPS + 1}, "offset");
+    TensorId adapted = append_groups(c, graph, y, x, a, b, offset);
+    graph->tensors[adapted].keep = true;
+    Program program = check_program((Model){.graph = graph}, check_device() ? check_device() : device_cpu());
+    const struct {
+        TensorId tensor;
+        int64_t first, count;
+    } inputs[] = {
+        {y, from * out, c->rows * out}, {x, from * c->in, c->rows * c->in}, {a, 0, GROUPS * 2 * c->rank * c->in}, {b, 0, lines * c->rank}};
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        for (int64_t j = 0; j < inputs[i].count; j++)
+            ((uint16_t *)executor_tensor(program.executor, inputs[i].tensor))[j] =
+                bf16_from_float((float)rng_normal(3, i, (uint64_t)(inputs[i].first + j)));
+    memcpy(executor_tensor(program.executor, offset), c->offset, sizeof c->offset);
+    executor_zero(program.executor);
+    executor_run(program.executor);
+    executor_read(program.executor, adapted, got);
+    program_free(&program);
+}
+
+/* Alone, first or last of a few, and with neighbors of the same group. */
+static void a_row_has_the_same_bits_beside_any_others(void **state) {
+    (void)state;
+    enum { ROWS = 21, IN = 2112, COLUMNS = 40, RANK = 24, OUT = COLUMNS + 7 };
+    const GroupCase all = {ROWS, IN, COLUMNS, RANK, {0, 0, ROWS, ROWS}}, one = {1, IN, COLUMNS, RANK, {0, 0, 1, 1}};
+    uint16_t among[ROWS * OUT], few[ROWS * OUT];
+    run_few_rows(&all, 0, among);
+    for (int i = 0; i < ROWS; i += 5) {
+        run_few_rows(&one, i, few);
+        assert_memory_equal(few, among + i * OUT, OUT * sizeof *few);
+    }
+    for (int rows = 2; rows <= 6; rows++) {
+        const GroupCase some = {rows + 2, IN, COLUMNS, RANK, {0, 1, 1 + rows, 2 + rows}};
+        run_few_rows(&some, 3, few);
+        assert_memory_equal(few + OUT, among + 4 * OUT, (size_t)rows * OUT * sizeof *few);
+        assert_memory_not_equal(few, among + 3 * OUT, OUT * sizeof *few);
+    }
+}
+
 /* Two runs of adapters that have as many columns and follow each other, as those of queries, keys and values do: the first three, and
  * the last. */
 static void build_equal_adapters(Check *check, const void *argument) {
@@ -519,6 +600,8 @@ int main(void) {
         cmocka_unit_test(lora_and_scale_pass),
         cmocka_unit_test(groups_of_rows_have_their_own_adapters),
         cmocka_unit_test(each_row_gets_the_adapters_of_its_group),
+        cmocka_unit_test(few_rows_get_the_adapters_of_their_group),
+        cmocka_unit_test(a_row_has_the_same_bits_beside_any_others),
         cmocka_unit_test(equal_adapters_pass),
         cmocka_unit_test(a_frozen_layer_with_adapters_passes),
         cmocka_unit_test(a_tensor_with_two_readers_gets_the_sum_of_their_gradients),

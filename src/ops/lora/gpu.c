@@ -1,12 +1,13 @@
 /* lora, lora_groups and adapted_linear on a GPU, with GEMMs: one per adapter, or one batch if they have the same
- * shape, and the frozen layer's GEMM; or both in one if a kernel supports it (gpu_gemm_two). No
- * kernels, no scratch. */
+ * shape, and the frozen layer's GEMM; or both in one if a kernel supports it (gpu_gemm_two). Few rows of
+ * lora_groups have kernels of their own (groups_gpu.c). No kernels, no scratch. */
 #include "backend/gpu/gpu.h"
 
 #ifndef GPU_DEVICE
 
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
+#include "ops/lora/groups_gpu.h"
 #include "ops/lora/lora.h"
 
 /* Adapters first .. first + count - 1, whose GEMMs have the same shape: each has `columns` columns,
@@ -68,7 +69,7 @@ GPU_OP(lora) {
 }
 
 /* One launch per adapter computes the GEMMs of all groups, and reads their offsets on the device. */
-GPU_OP(lora_groups) {
+static void add_groups(const OpCall *call) {
     const LoraAttributes *attributes = call->attributes;
     const bf16 *y = call->in[LORA_GROUPS_Y], *u = call->in[LORA_GROUPS_U], *b = call->in[LORA_GROUPS_B];
     int64_t rows = call->in_shape[LORA_GROUPS_Y][0], out = call->in_shape[LORA_GROUPS_Y][1];
@@ -89,6 +90,8 @@ GPU_OP(lora_groups) {
         gpu_gemm_grouped(call->device, &grouped);
     }
 }
+
+GPU_OP(lora_groups, .absorbs = lora_groups_absorb_down) { (call->absorbs ? lora_groups_launch_rows : add_groups)(call); }
 
 GPU_OP(lora_grad_input) {
     const LoraAttributes *attributes = call->attributes;
