@@ -4,12 +4,14 @@
 
 #include "advise/hardware.h"
 #include "advise/measured.h"
+#include "advise/routed.h"
 #include "graph/op.h"
 
 typedef struct Cluster {
     Hardware hardware;
-    const Measured *measured; /* NULL: the table's rates */
-    int64_t gpus, per_node;   /* in total; per node, at most */
+    const Measured *measured;    /* NULL: the table's rates */
+    const RoutedExperts *routed; /* NULL: experts get equal numbers of rows */
+    int64_t gpus, per_node;      /* in total; per node, at most */
 } Cluster;
 
 /* Returns the bytes/s that a GPU sends inside a node in a collective of `local` of its GPUs. */

@@ -18,6 +18,19 @@ static const double hidden = 0.5;  /* fraction of the exchange of gradients and 
 
 /* -- A microbatch -------------------------------------------------------------------------------------------------- */
 
+/* Returns the time of a node on the rank with the most rows for its experts, divided by that of an even load. */
+static double load_of_experts(const Graph *graph, const Node *node, WorkClass class, const RoutedExperts *routed) {
+    bool uneven = class == WORK_EXPERTS || class == WORK_EXPERT_WEIGHTS || node->op == OP_moe_send || node->op == OP_moe_send_back;
+    return uneven ? routed_load(routed, node->layer, mesh_size(graph->mesh, AXES_EXPERTS)) : 1;
+}
+
+/* Adds seconds to those of a node's class. */
+static void lengthen_work(WorkTimes *times, const Node *node, WorkClass class, double seconds) {
+    times->seconds[class] += seconds;
+    times->total += seconds;
+    if (node->backward) times->backward += seconds;
+}
+
 ProgramTimes forecast_program(const Graph *graph, const Cluster *cluster) {
     ProgramTimes times = {.work = work_times(graph, &cluster->hardware, cluster->measured)};
     SCOPED_FREE double *ready = memory_allocate((size_t)(graph->node_count + 1) * sizeof *ready); /* when a node's input is complete */
@@ -29,14 +42,17 @@ ProgramTimes forecast_program(const Graph *graph, const Cluster *cluster) {
         const Op *op = op_table[node->op];
         double start = now;
         if (op->once || op_runs_once_a_step(graph, node)) continue;
+        Work work = work_of_node(graph, node);
+        double load = load_of_experts(graph, node, work.class, cluster->routed);
         if (!work_is_collective(graph, node)) {
-            Work work = work_of_node(graph, node);
             double seconds = work_seconds(&work, &cluster->hardware, cluster->measured);
-            now += seconds;
-            computing += seconds;
+            lengthen_work(&times.work, node, work.class, (load - 1) * seconds);
+            now += load * seconds;
+            computing += load * seconds;
         }
         if (!op->communicates) continue;
         Traffic traffic = op->traffic(graph, node);
+        traffic.bytes *= load;
         double messages = (double)ring_messages(graph, node), *end = &ready[graph_await(graph, i)];
         double seconds =
             messages > 0 ? cluster_ring_seconds(cluster, graph->mesh, &traffic, messages) : cluster_seconds(cluster, graph->mesh, &traffic);

@@ -84,6 +84,8 @@ static ProgramSums sum_program(const Config *config, const Mesh *mesh, const Bac
 
 bool small_programs(
     SmallPrograms *small, const Config *config, Device *device, const Cluster *cluster, const ForecastLayout *layout, Error *error) {
+    Cluster even = *cluster;
+    even.routed = NULL; /* an uneven load takes longer, and differs from layer to layer */
     Config few = forecast_apply(config, layout);
     Backend backend;
     few.layout.pp = few.layout.dp = 1;
@@ -95,7 +97,7 @@ bool small_programs(
         /* if layers are of two kinds, the whole model stands for both programs */
         bool alike = model_has_equal_layers(&config->model);
         few.model.layers = small->layers[i] = alike ? int_min(config->model.layers, 3 + i) : config->model.layers;
-        small->sums[i] = sum_program(&few, &mesh, &backend, cluster);
+        small->sums[i] = sum_program(&few, &mesh, &backend, &even);
     }
     return true;
 }

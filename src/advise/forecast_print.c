@@ -117,7 +117,9 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
                                                  : "; this is the gain of an H100, scaled by the peaks in the data sheets");
     if (config->model.fp8.recipe != FP8_NONE && !hardware_trains_fp8(hardware))
         fprintf(file, "- smelt has no fp8 kernels for this processor yet, so training on it refuses fp8.recipe\n");
-    fprintf(file, "- every token attends to its whole sequence; experts get equal numbers of tokens; no step waits for data\n");
+    fprintf(file, "- every token attends to its whole sequence; %s; no step waits for data\n",
+        cluster->routed ? "each layer's experts take as long as on the rank with the most rows of bench.trace"
+                        : "experts get equal numbers of tokens");
     if (forecast->idle)
         fprintf(file,
             "- %lld of %lld copies of the model have no microbatch in the last round of a step: batch.tokens=%lld is not a multiple of the "

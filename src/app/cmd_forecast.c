@@ -12,7 +12,7 @@
 #include "run/phases.h"
 
 typedef struct ForecastOptions {
-    const char *gpu, *bench, *topology;
+    const char *gpu, *bench, *topology, *trace;
     int64_t gpus, per_node;
     int zero; /* 0: the best; otherwise stage + 1 */
     bool search, simulate;
@@ -31,6 +31,9 @@ static const Option rows[] = {
     BOOL_OPTION(simulate, "false", "also execute a step of all ranks on a virtual clock, and check the order of their collectives"),
     STRING_OPTION(topology, "", "",
         "YAML of the cluster's nodes, links and network; for simulate=true also a slow node and a lost rank (docs/forecast.md)"),
+    {"bench.trace", OPTION_STRING, FIELD(trace), "", 0, 0, NULL, "",
+        "a file that smelt train CONFIG.yaml routing_trace=FILE wrote: ranks that share experts take as long as the busiest; empty: "
+        "experts get equal numbers of rows"},
     STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, to replace the rates of the built-in table"),
 };
 #undef FIELD
@@ -71,6 +74,18 @@ static bool print_forecast_phases(
     return true;
 }
 
+/* Reads bench.trace for the model of the configuration. */
+static bool read_routing(const ForecastOptions *options, RoutedExperts *routed, Cluster *cluster, Error *error) {
+    if (!*options->trace) return true;
+    if (!options->config.model.experts)
+        return error_set(error, ERROR_USAGE, "bench.trace=%s: the model has no experts: remove it, or set model.experts", options->trace);
+    if (options->simulate)
+        return error_set(
+            error, ERROR_USAGE, "bench.trace=%s with simulate=true: simulated ranks have even loads: remove one of them", options->trace);
+    cluster->routed = routed;
+    return routed_read(routed, options->trace, &options->config.model, error);
+}
+
 static bool run_forecast(Invocation *invocation, Error *error) {
     ForecastOptions *options = invocation->options;
     Config *config = &options->config;
@@ -85,6 +100,8 @@ static bool run_forecast(Invocation *invocation, Error *error) {
     cluster.per_node = options->per_node ? options->per_node : cluster.hardware.per_node;
     if (!cluster.gpus) cluster.gpus = *options->gpu ? cluster.hardware.per_node : 1;
     if (*options->bench) cluster.measured = &measured;
+    SCOPED(routed_free) RoutedExperts routed = {0};
+    if (!read_routing(options, &routed, &cluster, error)) return false;
     Topology topology;
     if (!topology_read(&topology, options->topology, &cluster, error)) return false;
     if (!options->simulate && (topology.slow.node >= 0 || topology.lost.rank >= 0))

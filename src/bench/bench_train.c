@@ -345,7 +345,7 @@ static bool take_routing(Trainer *trainer, const TrainMeasure *measure, Error *e
     if ((trainer->routing == BENCH_ROUTING_TRACE) != (*path != 0))
         return error_set(error, ERROR_USAGE, "bench.routing=%s with bench.trace=%s: set bench.routing=trace and bench.trace=FILE together",
             names[trainer->routing], *path ? path : "(empty)");
-    return !*path || (routing_trace_open(&trainer->trace, path, model, error) && bench_check_trace(&trainer->trace, model, error));
+    return !*path || (routing_trace_open(&trainer->trace, path, model, error) && routing_trace_covers(&trainer->trace, model, error));
 }
 
 bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure *measure, TrainSpeed *speed, Error *error) {

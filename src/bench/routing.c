@@ -1,7 +1,6 @@
 /* Makes the choices of experts for benchmarks of training. Owns nothing. Called by bench_train.c. */
 #include "bench/routing_internal.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 #include "base/rng.h"
@@ -43,15 +42,6 @@ void bench_fill_routing(
             else choose_random(chosen, experts, k, (uint64_t)layer << 40 | (uint64_t)(first + r));
         }
     }
-}
-
-bool bench_check_trace(const RoutingTrace *trace, const ModelConfig *config, Error *error) {
-    int64_t rows;
-    for (int64_t layer = config->experts_first; layer < config->layers + config->mtp; layer += config->experts_period)
-        if (!routing_trace_layer(trace, layer, &rows))
-            return error_set(
-                error, ERROR_USAGE, "the trace has no layer %" PRId64 ", which has experts: record a trace of as many layers", layer);
-    return true;
 }
 
 const char *bench_routing_name(BenchRouting routing, const ModelConfig *config) {

@@ -13,6 +13,4 @@
  *   random    each row chooses k different experts, all equally likely
  *   trace     consecutive rows of the trace, from the beginning again after its end */
 void bench_fill_routing(const Model *model, const ModelConfig *config, Executor *executor, BenchRouting routing, const RoutingTrace *trace);
-/* Returns whether the trace has every layer with experts. ERROR_USAGE. */
-bool bench_check_trace(const RoutingTrace *trace, const ModelConfig *config, Error *error);
 const char *bench_routing_name(BenchRouting routing, const ModelConfig *config);

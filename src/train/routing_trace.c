@@ -1,5 +1,5 @@
 /* Records and reads traces of routers (routing_trace.h describes the file). Owns the copies of a
- * recorder. Called by the training loop and by smelt bench train. */
+ * recorder. Called by the training loop, smelt bench train and forecasts. */
 #include "train/routing_trace.h"
 
 #include <inttypes.h>
@@ -100,4 +100,13 @@ const void *routing_trace_layer(const RoutingTrace *trace, int64_t layer, int64_
     const StoredTensor *found = safetensors_find(&trace->file, name);
     *rows = found ? found->shape[0] : 0;
     return found ? found->data : NULL;
+}
+
+bool routing_trace_covers(const RoutingTrace *trace, const ModelConfig *config, Error *error) {
+    int64_t rows;
+    for (int64_t layer = config->experts_first; layer < config->layers + config->mtp; layer += config->experts_period)
+        if (!routing_trace_layer(trace, layer, &rows))
+            return error_set(
+                error, ERROR_USAGE, "the trace has no layer %" PRId64 ", which has experts: record a trace of as many layers", layer);
+    return true;
 }

@@ -31,5 +31,7 @@ typedef struct RoutingTrace { Safetensors file; } RoutingTrace;
  * of another model; ERROR_CHECKPOINT: it is damaged. */
 bool routing_trace_open(RoutingTrace *trace, const char *path, const ModelConfig *config, Error *error);
 void routing_trace_close(RoutingTrace *trace);
+/* Returns whether the trace has every layer of the model that has experts. ERROR_USAGE. */
+bool routing_trace_covers(const RoutingTrace *trace, const ModelConfig *config, Error *error);
 /* Returns the choices of a layer, possibly unaligned, and sets *rows; NULL: the trace lacks it. */
 const void *routing_trace_layer(const RoutingTrace *trace, int64_t layer, int64_t *rows);

@@ -526,6 +526,70 @@ static void one_gpu_communicates_nothing_and_many_do(void **state) {
     options_free_strings(&given.strings);
 }
 
+/* Writes a trace of layers of 8 rows, of which `first` choose one of the first half of the experts. */
+static void write_trace(const char *path, const ModelConfig *model, int64_t layers, int first) {
+    enum { ROWS = 8 };
+    Error error = {0};
+    RoutingRecorder recorder = {.count = (size_t)layers};
+    recorder.layers = memory_allocate((size_t)layers * sizeof *recorder.layers);
+    for (int64_t i = 0; i < layers; i++) {
+        int32_t *choices = memory_allocate(ROWS * sizeof *choices);
+        for (int r = 0; r < ROWS; r++) choices[r] = (int32_t)(r < first ? r % 2 : model->experts / 2 + r % 2);
+        recorder.layers[i] = (StoredTensor){
+            .name = memory_format("layers.%d.experts", (int)i), .type = STORED_I32, .rank = 2, .shape = {ROWS, 1}, .data = choices};
+    }
+    if (!routing_write(&recorder, path, model, &error)) fail_msg("%s", error.message);
+}
+
+static Forecast forecast_routed(const Config *config, const RoutedExperts *routed) {
+    Cluster cluster = {.hardware = hardware("h200"), .gpus = 2, .per_node = 8, .routed = routed};
+    ForecastLayout layout = {config->layout, config->recompute, config->batch.sequences};
+    Forecast made;
+    Error error = {0};
+    if (!forecast_layout(&made, config, &cluster, &layout, &error)) fail_msg("%s", error.message);
+    return made;
+}
+
+static void expect_load(const Config *config, const char *path, double load) {
+    RoutedExperts routed = {0};
+    Error error = {0};
+    if (!routed_read(&routed, path, &config->model, &error)) fail_msg("%s", error.message);
+    Forecast even = forecast_routed(config, NULL), uneven = forecast_routed(config, &routed);
+    for (int class = 0; class < WORK_CLASSES; class++) {
+        bool of_experts = class == WORK_EXPERTS || class == WORK_EXPERT_WEIGHTS;
+        double expected = (of_experts ? load : 1) * even.work.seconds[class];
+        assert_true(fabs(uneven.work.seconds[class] - expected) <= 1e-9 * expected);
+    }
+    if (load > 1) assert_true(uneven.step > even.step && uneven.communication > even.communication);
+    else assert_true(fabs(uneven.step / even.step - 1) < 1e-9);
+    routed_free(&routed);
+}
+
+/* A rank that has 6 of 8 rows takes 1.5 times as long as with 4. One that shares no experts has all rows. */
+static void experts_take_as_long_as_on_the_busiest_rank(void **state) {
+    (void)state;
+    char folder[] = "/tmp/smelt-trace-XXXXXX", path[64];
+    Error error = {0};
+    Given given;
+    RoutedExperts routed = {0};
+    GIVE(&given, "configs/zaya1-8b.yaml", "layout.ep=2", "model.layers=3", "batch.sequences=2", "recompute=norm");
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/t.safetensors", folder);
+    write_trace(path, &given.config.model, 3, 4);
+    expect_load(&given.config, path, 1);
+    write_trace(path, &given.config.model, 3, 6);
+    expect_load(&given.config, path, 1.5);
+    given.config.layout.ep = 1;
+    expect_load(&given.config, path, 1);
+    write_trace(path, &given.config.model, 2, 6);
+    assert_false(routed_read(&routed, path, &given.config.model, &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_mentions(error.message, "layer");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+    options_free_strings(&given.strings);
+}
+
 /* The seconds of an all-gather over all GPUs, in which each receives `bytes`. An all-reduce takes twice as long. */
 static double all_gather_seconds(const Cluster *cluster, double bytes) {
     Mesh mesh = mesh_alone;
@@ -719,6 +783,7 @@ int main(void) {
         cmocka_unit_test(forecasts_for_amd_stand_beside_public_figures),
         cmocka_unit_test(zero_shares_out_what_it_says),
         cmocka_unit_test(one_gpu_communicates_nothing_and_many_do),
+        cmocka_unit_test(experts_take_as_long_as_on_the_busiest_rank),
         cmocka_unit_test(collectives_over_two_nodes_match_published_bandwidth),
         cmocka_unit_test(few_gpus_with_links_one_to_one_have_part_of_the_bandwidth),
         cmocka_unit_test(the_best_layout_fits_where_the_plain_one_does_not),

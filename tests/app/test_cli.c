@@ -404,6 +404,9 @@ static void what_only_a_simulation_computes_is_refused_without_one(void **state)
     write_text("lost.yaml", "lost: {rank: 9}\n");
     expect("$SMELT forecast c.yaml gpu=mi300x gpus=16 topology=slow.yaml", ERROR_USAGE, "slow.yaml slow.node simulate=true");
     expect("$SMELT forecast c.yaml gpu=mi300x gpus=16 topology=lost.yaml", ERROR_USAGE, "lost.yaml lost.rank simulate=true");
+    expect("$SMELT forecast c.yaml gpu=mi300x gpus=16 bench.trace=t", ERROR_USAGE, "bench.trace=t model.experts");
+    expect("$SMELT forecast c.yaml gpu=mi300x gpus=16 simulate=true bench.trace=t model.experts=4", ERROR_USAGE,
+        "bench.trace=t simulate=true");
 }
 
 static void settings_are_read_in_every_spelling_by_train_and_launch(void **state) {
