@@ -27,7 +27,7 @@ enum { RUNS = 3, POSITIONS = 70, POSITION = 66, EXPERTS = 5 };
 
 static const ActivationTerms terms = {.alpha = 1.7, .limit = 0.5}; /* a bound that some values reach */
 
-/* A program of one row, and what it makes. */
+/* A program of one row or a few, and what it makes. */
 typedef struct Row {
     Graph *graph;
     Program program;
@@ -41,9 +41,12 @@ typedef struct Layer {
     Heads heads;
     int64_t ffn, k;
     Activation function;
-    int32_t chosen[3]; /* experts; EXPERTS: skipped */
-    int32_t first_row; /* of the sequence in its cache; 0: the cache is the sequence's */
+    int32_t chosen[3];     /* experts; EXPERTS: skipped */
+    int32_t first_row;     /* of the sequence in its cache; 0: the cache is the sequence's */
+    int64_t rows, rotated; /* of the sequence; channels of a head that are rotated. 0: one row; all channels */
 } Layer;
+
+static int64_t rows_of(const Layer *layer) { return layer->rows ? layer->rows : 1; }
 
 static TensorId parameter(Graph *graph, ParameterKind kind, int64_t rows, int64_t columns) {
     int64_t shape[] = {rows, columns};
@@ -73,7 +76,7 @@ static TensorId linear(Row *p, const Layer *layer, int64_t out) {
 
 static Row row_begin(const Layer *layer) {
     Row p = {.graph = graph_create(PRECISION_BF16, false)};
-    p.x = graph_tensor(p.graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){1, layer->in}, "x");
+    p.x = graph_tensor(p.graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){rows_of(layer), layer->in}, "x");
     return p;
 }
 
@@ -87,14 +90,15 @@ static Row build_mlp(const Layer *layer) {
 static Row build_attention(const Layer *layer) {
     Row p = row_begin(layer);
     const Heads *h = &layer->heads;
-    int64_t one = 1, cached[] = {layer->first_row + POSITIONS, heads_kv_columns(h)};
-    p.positions = graph_tensor(p.graph, ARENA_INPUT, TYPE_INT32, 1, &one, "positions");
+    int64_t one = 1, rows = rows_of(layer), rotated = layer->rotated ? layer->rotated : h->qk_dim;
+    int64_t cached[] = {layer->first_row + POSITIONS, heads_kv_columns(h)};
+    p.positions = graph_tensor(p.graph, ARENA_INPUT, TYPE_INT32, 1, &rows, "positions");
     if (layer->first_row) p.first_rows = graph_tensor(p.graph, ARENA_INPUT, TYPE_INT32, 1, &one, "first_rows");
     p.cache = graph_tensor(p.graph, ARENA_STATE, TYPE_COMPUTE, 2, cached, "cache");
-    TensorId table = op_rope_table(p.graph, &(RopeSpec){.theta = 1e4, .dimensions = h->qk_dim, .positions = POSITIONS, .factor = 1});
+    TensorId table = op_rope_table(p.graph, &(RopeSpec){.theta = 1e4, .dimensions = rotated, .positions = POSITIONS, .factor = 1});
     TensorId qkv = linear(&p, layer, heads_columns(h));
     qkv = keep(layer, p.graph, op_rope(p.graph, qkv, p.positions, table, h, ROPE_HALVES));
-    p.result = op_attention_cached(p.graph, qkv, p.positions, p.cache, p.first_rows, &(AttentionSpec){.heads = *h, .length = 1});
+    p.result = op_attention_cached(p.graph, qkv, p.positions, p.cache, p.first_rows, &(AttentionSpec){.heads = *h, .length = rows});
     return p;
 }
 
@@ -147,7 +151,8 @@ static void run(Row *p, const Layer *layer, int absorbed) {
     for (int64_t i = 0; i < graph_elements(p->graph, p->x); i++) x[i] = bf16_from_float((float)rng_normal(7, 0, (uint64_t)i) / 32);
     for (int64_t i = 0; p->stream && i < layer->in; i++)
         ((float *)executor_tensor(p->program.executor, p->stream))[i] = (float)rng_normal(8, 0, (uint64_t)i) / 8;
-    if (p->positions) *(int32_t *)executor_tensor(p->program.executor, p->positions) = POSITION;
+    for (int64_t i = 0; p->positions && i < rows_of(layer); i++)
+        ((int32_t *)executor_tensor(p->program.executor, p->positions))[i] = (int32_t)(POSITION + 1 - rows_of(layer) + i);
     if (p->first_rows) *(int32_t *)executor_tensor(p->program.executor, p->first_rows) = layer->first_row;
     for (int64_t j = 0; j < layer->k; j++) {
         ((int32_t *)executor_tensor(p->program.executor, p->index))[j] = layer->chosen[j];
@@ -226,6 +231,15 @@ static void keys_and_values_go_from_their_projection_to_the_cache(void **state) 
     expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 16, 16}, .first_row = 30}, 2);
 }
 
+static void rope_of_several_rows_is_in_the_kernel_that_writes_the_cache(void **state) {
+    (void)state;
+    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 16, 16}, .rows = 3}, 1);
+    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 64, 64}, .biased = true, .first_row = 30, .rows = 40}, 1);
+    expect_same(build_attention, (Layer){.in = 64, .heads = {40, 8, 32, 32}, .rows = 2, .rotated = 16}, 1);
+    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 4, 32, 16}, .rows = 5}, 1);
+    expect_same(build_attention, (Layer){.in = 64, .heads = {4, 2, 24, 24}, .rows = 5}, 0);
+}
+
 /* Gate, up and each expert's row are rounded to bf16, 2^-9 of each, from sums that differ in their last bits: a part of the
  * elements is one unit off, 2^-8. One choice is skipped in the last cases. */
 static void experts_of_a_row_are_two_kernels(void **state) {
@@ -271,6 +285,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_function_is_of_what_its_kernel_makes),
         cmocka_unit_test(keys_and_values_go_from_their_projection_to_the_cache),
+        cmocka_unit_test(rope_of_several_rows_is_in_the_kernel_that_writes_the_cache),
         cmocka_unit_test(experts_of_a_row_are_two_kernels),
         cmocka_unit_test(a_norm_joins_the_gemm_that_reads_it),
         cmocka_unit_test(what_a_kernel_does_not_serve_stays_apart),
