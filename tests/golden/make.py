@@ -86,6 +86,9 @@ FAMILIES = {
 for family in ("deepseek_v3", "glm4_moe"):
     FAMILIES[family + "-mtp"] = FAMILIES[family] | dict(num_nextn_predict_layers=1)
 PREDICTION_WEIGHT = 0.3
+# bf16 chooses the same experts as fp32: with these seeds the scores of chosen experts, and of chosen groups, are at least 0.006 above those of others
+# in all rows. Scores in bf16 are off by 0.0017 on average.
+SEEDS = {"deepseek_v3-mtp": 143, "glm4_moe-mtp": 164}
 QUANTIZED = {"qwen3_moe-fp8": dict(model_type="qwen3_moe", hidden_size=256, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
                                    moe_intermediate_size=16, num_experts=2, num_experts_per_tok=1)}
 
@@ -100,8 +103,8 @@ def randomise(model):
             tensor.data = torch.randn_like(tensor) * 0.15
 
 
-def build(settings):
-    torch.manual_seed(1)
+def build(settings, seed=1):
+    torch.manual_seed(seed)
     common = {k: v for k, v in COMMON.items() if not (settings["model_type"] in OWN_NAMES and k.startswith(("hidden", "num_", "max_")))}
     settings = common | settings
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32, attn_implementation="eager")
@@ -193,8 +196,8 @@ def optimizers(model, muon):
     return step
 
 
-def train(settings, tokens, muon):
-    model = build(settings)
+def train(settings, tokens, muon, seed):
+    model = build(settings, seed)
     step, losses = optimizers(model, muon), []
     for _ in range(STEPS):
         model.zero_grad()
@@ -209,12 +212,13 @@ def write(name, settings):
     folder = os.path.join(HERE, name)
     if settings["model_type"].startswith(("qwen3_5", "qwen3_next")):
         delta_rule.widen(settings["model_type"])
-    model = build(settings)
+    seed = SEEDS.get(name, 1)
+    model = build(settings, seed)
     tokens = torch.randint(0, COMMON["vocab_size"], (SEQUENCES, LENGTH + 1))
     loss, logits = loss_of(model, tokens)
     total_of(model, tokens, loss).backward()
     expected = {"tokens": tokens.int(), "logits": logits.detach().flatten(0, 1), "loss": loss.detach().reshape(1),
-                "adamw_losses": train(settings, tokens, False), "muon_losses": train(settings, tokens, True)}
+                "adamw_losses": train(settings, tokens, False, seed), "muon_losses": train(settings, tokens, True, seed)}
     if predicts(model):
         expected["prediction_loss"] = prediction_loss(model, tokens).detach().reshape(1)
     expected |= {"gradient/" + key: p.grad for key, p in model.named_parameters()}
