@@ -341,6 +341,8 @@ static bool run_convert(Invocation *invocation, Error *error) {
     const char *base = adapter_is_folder(in) ? config.init : in; /* the folder with config.json and tokenizer */
     bool trained = source_is_run(base), folder = source_is_model_folder(base), given = options->tokenizer != TOKENIZER_NONE;
     if (folder && !hf_read(base, &origin, error)) return false;
+    if (base != in && origin.config.mtp)
+        log_warn("%s has a layer for multi-token prediction, which models with merged adapters do not have", base);
     bool text = !model_makes_images(&config.model);
     SCOPED_FREE char *adapter = given && text ? find_adapter_tokenizer(in) : NULL;
     if (adapter && !check_adapter_tokenizer(adapter, &config, error)) return false;

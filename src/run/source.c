@@ -282,5 +282,6 @@ bool adapter_read_config(const char *name, Config *config, OptionStrings *string
     config->lora.alpha = peft.lora.alpha;
     config->lora.rslora = peft.lora.rslora;
     config->lora.experts = LORA_EACH;
+    config->model.mtp = 0; /* adapters have no layer for multi-token prediction */
     return lora_check_named(&config->model, &config->lora, error) || error_context(error, "%s", name);
 }

@@ -44,6 +44,7 @@ static bool open_peft_adapter(NamedAdapter *a, const char *value, const char *fo
     a->targets = memory_copy_string(peft.targets);
     a->config = *config;
     a->config.init = folder;
+    a->config.model.mtp = 0;
     a->config.lora = peft.lora;
     a->config.lora.targets = a->targets;
     return lora_check_named(&config->model, &a->config.lora, error);

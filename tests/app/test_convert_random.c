@@ -1,6 +1,7 @@
 /* `smelt convert CONFIG.yaml OUT` writes a model folder with the initial weights of a training run, in bounded memory. */
 #include <sys/resource.h>
 
+#include "base/scope.h"
 #include "support/ranks_run.h"
 #include "support/sanitized.h"
 
@@ -88,6 +89,49 @@ static void settings_that_training_refuses_are_refused(void **state) {
     smelt_good("convert c.yaml out data.length=128 batch.tokens=2048 steps=5 schedule.warmup=1");
 }
 
+/* Changes the last bit of a tensor of a folder. */
+static void change_tensor(const char *folder, const char *name) {
+    Safetensors file;
+    Error error = {0};
+    SCOPED_FREE char *path = memory_format("%s/model.safetensors", folder), *fresh = memory_format("%s/fresh", folder);
+    assert_true(safetensors_open(&file, path, &error));
+    SCOPED_FREE StoredTensor *tensors = memory_allocate(file.count * sizeof *tensors);
+    memcpy(tensors, file.tensors, file.count * sizeof *tensors);
+    StoredTensor *tensor = tensors;
+    while (strcmp(tensor->name, name) != 0) tensor++;
+    size_t bytes = (size_t)(tensor->shape[0] * tensor->shape[1]) * sizeof(float);
+    SCOPED_FREE char *values = memory_allocate(bytes);
+    memcpy(values, tensor->data, bytes);
+    values[bytes - 1] ^= 1;
+    tensor->data = values;
+    assert_true(safetensors_write(fresh, tensors, file.count, NULL, &error));
+    safetensors_close(&file);
+    assert_int_equal(rename(fresh, path), 0);
+}
+
+/* Only a training with model.mtp=1 and a copy of the model need the layer. */
+static void a_prediction_layer_with_its_own_embedding_can_be_omitted(void **state) {
+    (void)state;
+    const char *layer = "model.layers.1.embed_tokens.weight mtp=false";
+    say("c.yaml", "model: {family: glm, width: 32, layers: 1, heads: 2, kv_heads: 2, ffn: 16, experts: 4, experts_per_token: 2, "
+                  "shared_experts: 1, router_scores: sigmoid, auxiliary_loss: 0, mtp: 1, init_std: 0.1}\nprecision: fp32\n");
+    smelt_good("convert c.yaml own");
+    change_tensor("own", "model.layers.1.embed_tokens.weight");
+    smelt_says(ERROR_CHECKPOINT, layer, "convert own copy");
+    smelt_says(ERROR_CHECKPOINT, layer, "convert own copy.gguf");
+    smelt_good("convert own copy mtp=false");
+    smelt_says(ERROR_USAGE, "mtp=false copy", "convert copy again mtp=false");
+    smelt_says(ERROR_USAGE, "mtp=false c.yaml model.mtp=0", "convert c.yaml again mtp=false");
+    ProcessResult copied = smelt("generate copy the tokens=8 temperature=0 threads=1"),
+                  divided = smelt("launch ranks=2 -- generate own the tokens=8 temperature=0 threads=1 layout.tp=2");
+    expect_code(&copied, 0, "copy");
+    expect_code(&divided, 0, "own, layout.tp=2");
+    assert_true(strlen(copied.output) > 4);
+    assert_string_equal(copied.output, divided.output);
+    process_free(&copied);
+    process_free(&divided);
+}
+
 static void a_model_of_bytes_gets_their_tokenizer(void **state) {
     (void)state;
     say("c.yaml", "model: {family: llama, width: 64, layers: 1, heads: 2}\n");
@@ -107,6 +151,7 @@ int main(void) {
         TRAIN_TEST(random_weights_need_the_memory_of_one_file),
         TRAIN_TEST(what_has_no_random_weights_is_refused),
         TRAIN_TEST(settings_that_training_refuses_are_refused),
+        TRAIN_TEST(a_prediction_layer_with_its_own_embedding_can_be_omitted),
         TRAIN_TEST(a_model_of_bytes_gets_their_tokenizer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
