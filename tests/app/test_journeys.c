@@ -209,7 +209,9 @@ static void train_adapters(double loss, const char *targets) {
         assert_same_greedy("folder ../adapted.jsonl adapters={\"a\":\"peft\",\"b\":\"adapters\"}", "merged ../prompts.jsonl");
     smelt_good(nf4);
     double first = recorded("adapters", "step", 0, "loss"), rough = recorded("nf4", "step", 0, "loss");
-    if (!(rough != first && fabs(rough - first) < 0.1 * first)) fail_msg("loss %.7f with a base in NF4, and %.7f without", rough, first);
+    if (!(fabs(rough - first) < 0.1 * first)) fail_msg("loss %.7f with a base in NF4, and %.7f without", rough, first);
+    /* A loss may be the same by chance: a small layer changes few of its digits. */
+    assert_true(recorded("adapters", "step", 0, "grad_norm") != recorded("nf4", "step", 0, "grad_norm"));
 }
 
 static void travel(uint64_t seed) {
