@@ -241,7 +241,11 @@ static void check_on(const Case *c, Device *device, Precision precision) {
 static void check_case(const Case *c) {
     if (!check_device() && c->columns > 1040) return;
     if (check_device()) {
-        check_on(c, check_device(), PRECISION_BF16);
+        Case shaped = *c;
+        for (int i = 0; check_has_shape(i); i++) {
+            shaped.rows = check_shape_rows(c->rows);
+            check_on(&shaped, check_device(), PRECISION_BF16);
+        }
         return;
     }
     check_on(c, device_cpu(), PRECISION_BF16);
@@ -488,7 +492,7 @@ static void check_same_casts(const Cast *together, const Cast *apart) {
     free(made);
 }
 
-static void check_codes(const Case *c, Form form, bool columns, bool sees) {
+static void check_codes_at(const Case *c, Form form, bool columns, bool sees) {
     const Content contents[] = {{40, 0}, {-50, c->rows * c->columns - 1}, {INFINITY, 5}, {NAN, c->columns / 3}};
     static const float magnitudes[] = {0.75f, 96.3f, 1e-20f, 3};
     Cast together, apart;
@@ -499,6 +503,14 @@ static void check_codes(const Case *c, Form form, bool columns, bool sees) {
             check_same_casts(&together, &apart);
         }
     cast_free(&together), cast_free(&apart);
+}
+
+static void check_codes(const Case *c, Form form, bool columns, bool sees) {
+    Case shaped = *c;
+    for (int i = 0; check_has_shape(i); i++) {
+        shaped.rows = check_shape_rows(c->rows);
+        check_codes_at(&shaped, form, columns, sees);
+    }
 }
 
 /* By rows and columns; by rows alone; without a metric, as casts that are computed again; where others read the tensor. */

@@ -134,7 +134,7 @@ typedef struct Route {
 static void build_router(Check *check, const void *argument) {
     const Route *c = argument;
     int64_t classes = c->spec.experts + c->spec.skip;
-    TensorId logits = check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, classes}, 0.5, 2);
+    TensorId logits = check_input(check, TYPE_WIDE, 2, (int64_t[]){check_shape_rows(c->rows), classes}, 0.5, 2);
     TensorId bias = check_input(check, TYPE_WIDE, 1, &classes, 0, 0.2);
     Routing routing = op_router(check->graph, logits, bias, check_scalar(check, 0.25), check_loss(check, 2), &c->spec);
     check_output(check, routing.index);

@@ -35,7 +35,7 @@ typedef struct Case {
 
 static void build_norm(Check *check, const void *argument) {
     const Case *c = argument;
-    TensorId x = check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, c->columns}, 0.3, 1);
+    TensorId x = check_input(check, TYPE_WIDE, 2, (int64_t[]){check_shape_rows(c->rows), c->columns}, 0.3, 1);
     Norm norm = check_norm(check, c->kind, c->biased, c->columns);
     check_output(check, op_norm(check->graph, x, &norm));
 }
@@ -70,7 +70,7 @@ static void norms_of_every_width_pass(void **state) {
 /* Two samples, with a residual add. */
 static void build_adaptive(Check *check, const void *argument) {
     const Case *c = argument;
-    int64_t shape[] = {2 * c->rows, c->columns}, vector[] = {2, c->columns};
+    int64_t shape[] = {2 * check_shape_rows(c->rows), c->columns}, vector[] = {2, c->columns};
     TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), gate = check_input(check, TYPE_WIDE, 2, vector, 0.5, 1);
     TensorId stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1);
     Modulation modulation = {check_input(check, TYPE_WIDE, 2, vector, 0, 1), check_input(check, TYPE_WIDE, 2, vector, 0, 0.5)};
@@ -88,7 +88,7 @@ static void adaptive_norms_of_every_width_pass(void **state) {
 
 static void build_post_norm(Check *check, const void *argument) {
     const Case *c = argument;
-    int64_t shape[] = {c->rows, c->columns};
+    int64_t shape[] = {check_shape_rows(c->rows), c->columns};
     TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0.2, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1);
     Norm norm = check_norm(check, NORM_RMS, false, c->columns);
     ResidualNorm out = op_post_norm(check->graph, block, stream, &norm);
@@ -104,7 +104,7 @@ static void post_norms_of_every_width_pass(void **state) {
 
 static void build_residual_norm(Check *check, const void *argument) {
     const Case *c = argument;
-    int64_t shape[] = {c->rows, c->columns};
+    int64_t shape[] = {check_shape_rows(c->rows), c->columns};
     TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1), affine[4];
     for (int i = 0; i < 4; i++) affine[i] = check_parameter(check, PARAMETER_NORM, 1, &c->columns, i % 2 ? 0 : 1, 0.3);
     Norm norm = check_norm(check, c->kind, c->biased, c->columns);
@@ -196,7 +196,7 @@ typedef struct Rows { int64_t rows, columns; } Rows;
 
 static void build_elementwise(Check *check, const void *argument) {
     const Rows *c = argument;
-    int64_t shape[] = {c->rows, 2 * c->columns};
+    int64_t shape[] = {check_shape_rows(c->rows), 2 * c->columns};
     TensorId x = check_input(check, TYPE_COMPUTE, 2, shape, 0, 2);
     TensorId y = op_clamp(check->graph, x, 3);
     for (Activation f = ACTIVATION_AUTO + 1; f < ACTIVATION_COUNT; f++)
@@ -205,7 +205,7 @@ static void build_elementwise(Check *check, const void *argument) {
 
 static void build_scale_add(Check *check, const void *argument) {
     const Rows *c = argument;
-    int64_t shape[] = {c->rows, c->columns};
+    int64_t shape[] = {check_shape_rows(c->rows), c->columns};
     TensorId x = check_input(check, TYPE_WIDE, 2, shape, 0, 1), previous = check_input(check, TYPE_WIDE, 2, shape, 0, 1);
     TensorId sum = op_scale_add(check->graph, x, previous, check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5));
     check_output(check, op_add(check->graph, sum, sum));

@@ -216,7 +216,6 @@ static Run *run_open(CheckBuild build, const void *argument, Device *device, Pre
         run->seeds[run->seed_count++] = (Seed){run->check.outputs[i], seed};
     }
     if (gradients) graph_differentiate(graph, RECOMPUTE_NONE, run->seeds, run->seed_count);
-    launches_begin_problem(graph);
     for (int i = 0; gradients && i < run->check.input_count; i++) {
         TensorId gradient = graph->tensors[run->check.inputs[i]].gradient;
         if (gradient) graph->tensors[gradient].keep = true;
@@ -375,6 +374,24 @@ Device *check_gpu(void) {
     return NULL;
 }
 
+static struct {
+    int number; /* of the present shape */
+    bool asked; /* for its rows */
+} present_shape;
+
+int64_t check_shape_rows(int64_t rows) {
+    present_shape.asked = true;
+    return (present_shape.number + 1) * rows;
+}
+
+bool check_has_shape(int number) {
+    const char *shapes = getenv("SMELT_TEST_SHAPES");
+    bool has = number == 0 || (present_shape.asked && shapes && number < atoi(shapes));
+    present_shape.number = number;
+    present_shape.asked = false;
+    return has;
+}
+
 static int by_value(const void *a, const void *b) {
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
@@ -395,6 +412,7 @@ double check_median_seconds(void (*run)(const void *what), const void *what) {
 Program check_program(Model model, Device *device) {
     Error error = {0};
     Program program = {.model = model};
+    launches_begin_problem(model.graph);
     if (!program_plan(&program, device, &error) || !program_start(&program, NULL, &error)) fail_msg("%s", error.message);
     return program;
 }
@@ -475,7 +493,8 @@ static void check_variant(
     run_free(run);
 }
 
-void check_op(CheckBuild build, const void *argument, CheckBounds bounds) {
+/* Compares one shape on check_device, or on the CPU. */
+static void check_shape(CheckBuild build, const void *argument, CheckBounds bounds) {
     bool gradients = !bounds.forward_only;
     Run *run = run_create(build, argument, device_cpu(), PRECISION_FP64, gradients);
     Results reference = run_results(run);
@@ -495,4 +514,9 @@ void check_op(CheckBuild build, const void *argument, CheckBounds bounds) {
         if (pure) check_variant(build, argument, PRECISION_PURE_BF16, &reference, &bounds);
     }
     results_free(&reference);
+}
+
+void check_op(CheckBuild build, const void *argument, CheckBounds bounds) {
+    for (int i = 0; check_has_shape(i); i++) check_shape(build, argument, bounds);
+    present_shape.number = 0;
 }

@@ -73,6 +73,13 @@ Device *check_gpu(void);
 /* Plans and starts a program on a device; the test fails when that fails. `model` may have only a graph. */
 Program check_program(Model model, Device *device);
 
+/* The shapes of a test: for (int i = 0; check_has_shape(i); i++) { ... check_shape_rows(rows) ... } runs once, and with
+ * SMELT_TEST_SHAPES=3 three times, in which check_shape_rows returns rows, 2 rows and 3 rows. It ends after the first round
+ * if that did not call check_shape_rows. check_op is such a loop, so builders may call it. tools/test-gpu sets the
+ * variable. */
+bool check_has_shape(int number);
+int64_t check_shape_rows(int64_t rows);
+
 /* The median of the seconds that `run(what)` takes on check_device, after one run that is not counted. */
 double check_median_seconds(void (*run)(const void *what), const void *what);
 

@@ -111,13 +111,18 @@ int launches_timed(Device *device, const LaunchCount **counts) {
     return launches.count;
 }
 
-/* FNV-1a over ranks, shapes and types. */
+/* FNV-1a. */
+static uint64_t hash_number(uint64_t hash, int64_t number) { return (hash ^ (uint64_t)number) * 0x100000001b3u; }
+static const uint64_t HASH_START = 0xcbf29ce484222325u;
+
 void launches_begin_problem(const Graph *graph) {
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = HASH_START;
     for (int i = 0; i < graph->tensor_count; i++) {
         const Tensor *tensor = &graph->tensors[i];
-        for (int d = 0; d < tensor->rank; d++) hash = (hash ^ (uint64_t)tensor->shape[d]) * 0x100000001b3u;
-        hash = (hash ^ (uint64_t)tensor->type) * 0x100000001b3u;
+        for (int d = 0; d < tensor->rank; d++) hash = hash_number(hash, tensor->shape[d]);
+        hash = hash_number(hash, tensor->type);
     }
     launches.problem = hash;
 }
+
+void launches_begin_gemm(int64_t m, int64_t n, int64_t k) { launches.problem = hash_number(hash_number(hash_number(HASH_START, m), n), k); }

@@ -1,8 +1,9 @@
 /* The kernels that a test program launches on its GPU, with the shapes of their launches and, if wanted, their time.
  *
  * With SMELT_LAUNCHES=FILE, check_device() counts from its opening on, and each program appends to FILE when it ends, one
- * line for each kernel, problem and grid: "gemm_nt 3f2a0c11d4e59b07 64x1x1 12". The problem is a hash of the tensors' shapes of the
- * latest graph that check.h has built; 0 before the first. tools/test-gpu reads the lines. */
+ * line for each kernel, problem and grid: "gemm_nt 3f2a0c11d4e59b07 64x1x1 12". The problem is a hash of the shapes of
+ * the latest graph that check.h has planned, or of the latest GEMM; 0 before the first. Tests that use neither have shapes that this does
+ * not see. tools/test-gpu reads the lines. */
 #pragma once
 
 #include "backend/gpu/kernel_launch.h"
@@ -27,5 +28,6 @@ void launches_repeat(void (*work)(void *context), void *context);
 /* Waits for the launches since launches_time, and sets *counts to one row per kernel and grid, in the order of their first
  * launches. The rows live until the next launches_time. */
 int launches_timed(Device *device, const LaunchCount **counts);
-/* Later launches belong to this graph. */
+/* Later launches belong to this graph, or to a GEMM of these sizes. */
 void launches_begin_problem(const Graph *graph);
+void launches_begin_gemm(int64_t m, int64_t n, int64_t k);

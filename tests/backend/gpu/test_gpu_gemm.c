@@ -21,6 +21,7 @@
 #include "base/rng.h"
 #include "base/scope.h"
 #include "support/check.h"
+#include "support/launches.h"
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
 #include "ops/grouped_linear/grouped_linear.h"
@@ -176,6 +177,7 @@ static void check_gemm(const Size *s, const Form *f) {
         .c = c.device,
         .ldc = c.ld,
         .bias = f->bias ? bias.device : NULL};
+    launches_begin_gemm(m, n, k);
     gpu_gemm(check_device(), &gemm);
     matrix_download(&c);
     expect_no_failure();
