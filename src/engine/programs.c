@@ -88,6 +88,7 @@ static bool add_program(EnginePrograms *e, SlotRun run, Error *error) {
     program->model = model_build_slots(e->mesh, e->config, e->owner ? e->owner->lora : NULL, e->precision, &sizes, run);
     if (e->owner) layout_place(program->layout = e->owner->layout, program->model.graph);
     if (!program_plan(program, e->device, error)) return false;
+    assert(program->plan.bytes[ARENA_CONSTANT] == e->programs[0].plan.bytes[ARENA_CONSTANT]);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (engine_shares(arena) && !owner_has(e, arena)) e->bytes[arena] = int_max(e->bytes[arena], program->plan.bytes[arena]);
     return true;
@@ -130,7 +131,8 @@ static int64_t engine_needs(const EnginePrograms *e) {
     int64_t bytes = 0;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         bytes += e->bytes[arena];
-        for (int i = 0; i < e->count && !engine_shares(arena) && !owner_has(e, arena); i++) bytes += e->programs[i].plan.bytes[arena];
+        int count = engine_shares(arena) || owner_has(e, arena) ? 0 : arena == ARENA_CONSTANT ? 1 : e->count;
+        for (int i = 0; i < count; i++) bytes += e->programs[i].plan.bytes[arena];
     }
     return bytes;
 }
@@ -203,8 +205,12 @@ static bool start_engine(EnginePrograms *e, Error *error) {
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (e->bytes[arena] && !(e->shared[arena] = device_allocate(e->device, e->bytes[arena], error)))
             return error_context(error, "the %s of generation", arena_name(arena));
-    for (int i = 0; i < e->count; i++)
-        if (!program_start(&e->programs[i], e->shared, error)) return false;
+    void *shared[ARENA_COUNT];
+    memcpy(shared, e->shared, sizeof shared);
+    for (int i = 0; i < e->count; i++) {
+        if (!program_start(&e->programs[i], shared, error)) return false;
+        shared[ARENA_CONSTANT] = executor_arena(e->programs[0].executor, ARENA_CONSTANT);
+    }
     return true;
 }
 

@@ -288,7 +288,8 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
     find_gaps(executor);
     open_copies(executor);
     prepare_program(executor);
-    for (int i = 0; i < graph->node_count; i++)
+    bool written = shared && shared[ARENA_CONSTANT];
+    for (int i = 0; i < graph->node_count && !written; i++)
         if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op]->run(&executor->calls[i]);
     return executor;
 }

@@ -126,15 +126,14 @@ static int64_t needed_bytes(const Generator *g) {
     int64_t bytes = 0;
     for (int i = 0; i < g->program_count; i++)
         for (Arena arena = 0; arena < ARENA_COUNT; arena++)
-            if (i == 0 || !is_shared(arena)) bytes += g->programs[i].plan.bytes[arena];
+            if (i == 0 || (!is_shared(arena) && arena != ARENA_CONSTANT)) bytes += g->programs[i].plan.bytes[arena];
     return bytes;
 }
 
 /* Returns the bytes per position of the context on this rank: caches, and tables of positions. */
 static double position_bytes(const Generator *g) {
-    int64_t bytes = g->programs[0].plan.bytes[ARENA_STATE];
-    for (int i = 0; i < g->program_count; i++) bytes += g->programs[i].plan.bytes[ARENA_CONSTANT];
-    return (double)bytes / (double)g->config->context;
+    const int64_t *bytes = g->programs[0].plan.bytes;
+    return (double)(bytes[ARENA_STATE] + bytes[ARENA_CONSTANT]) / (double)g->config->context;
 }
 
 /* Returns the smallest number of ranks, by doubling, with which the memory fits. An axis of `ranks`
@@ -210,8 +209,12 @@ static bool start_programs(Generator *g, Error *error) {
         if (bytes && !(g->shared[arena] = device_allocate(g->device, bytes, error)))
             return error_context(error, "the %s of generation", arena_name(arena));
     }
-    for (int i = 0; i < g->program_count && g->cache; i++)
-        if (!program_start(&g->programs[i], g->shared, error)) return false;
+    void *shared[ARENA_COUNT];
+    memcpy(shared, g->shared, sizeof shared);
+    for (int i = 0; i < g->program_count && g->cache; i++) {
+        if (!program_start(&g->programs[i], shared, error)) return false;
+        shared[ARENA_CONSTANT] = executor_arena(g->programs[0].executor, ARENA_CONSTANT);
+    }
     return true;
 }
 
