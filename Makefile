@@ -74,8 +74,8 @@ KERNEL_OBJECTS := $(call variants_of,$(KERNEL_SOURCES),$(VARIANTS)) $(call varia
                   $(call variants_of,$(NORMALS_KERNEL),$(filter %_fp32,$(VARIANTS)))
 LIBRARY := $(BUILD)/libsmelt.a
 
-# Objects depend on a file in flags/ with the command that compiles them, the list of GPU objects and the library on files with their members. Make writes such
-# a file when its text changes: with other flags, compilers, targets or sources, what was made before is made anew. TEXT has no flags of single objects.
+# A file in flags/ records the command that compiles a kind of objects; the files `library` and `targets` record the members of the library and the GPU objects.
+# Make writes such a file when its text changes, so other flags, compilers, targets or sources rebuild what depends on it. TEXT lacks the flags of single objects.
 RECORDS := host kernels library targets rocemu $(GPU_TARGETS)
 $(BUILD)/flags/host: export TEXT := $(CC) $(BASE_FLAGS) $(CFLAGS)
 $(BUILD)/flags/kernels: export TEXT := $(KERNEL_FLAGS) $(foreach v,$(sort $(subst _, ,$(VARIANTS) $(GEMM_VARIANTS))),$v: $(FLAGS_$v))

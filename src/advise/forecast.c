@@ -18,7 +18,7 @@ static const double hidden = 0.5;  /* fraction of the exchange of gradients and 
 
 /* -- A microbatch -------------------------------------------------------------------------------------------------- */
 
-/* Returns the time of a node on the rank with the most rows for its experts, divided by that of an even load. */
+/* Returns the time of a node on the rank with the most rows for its experts, divided by its time with an even load. */
 static double load_of_experts(const Graph *graph, const Node *node, WorkClass class, const RoutedExperts *routed) {
     bool uneven = class == WORK_EXPERTS || class == WORK_EXPERT_WEIGHTS || node->op == OP_moe_send || node->op == OP_moe_send_back;
     return uneven ? routed_load(routed, node->layer, mesh_size(graph->mesh, AXES_EXPERTS)) : 1;

@@ -1,4 +1,4 @@
-/* Counts the choices of a trace of routers. Called by forecasts. */
+/* Counts how often the routers of a trace chose each expert. Called by forecasts. */
 #include "advise/routed.h"
 
 #include <stdlib.h>

@@ -77,7 +77,7 @@ static bool leave_prediction_out(const char *in, Config *config, Error *error) {
         return error_set(
             error, ERROR_USAGE, "mtp=false omits a layer of a model folder, but %s is a run: convert it to a folder first", in);
     if (!config->model.mtp)
-        return error_set(error, ERROR_USAGE, "mtp=false: smelt reads no layer for multi-token prediction of %s: remove the option", in);
+        return error_set(error, ERROR_USAGE, "mtp=false: smelt found no layer for multi-token prediction in %s: remove the option", in);
     config->model.mtp = 0;
     return true;
 }
@@ -342,7 +342,7 @@ static bool run_convert(Invocation *invocation, Error *error) {
     bool trained = source_is_run(base), folder = source_is_model_folder(base), given = options->tokenizer != TOKENIZER_NONE;
     if (folder && !hf_read(base, &origin, error)) return false;
     if (base != in && origin.config.mtp)
-        log_warn("%s has a layer for multi-token prediction, which models with merged adapters do not have", base);
+        log_warn("%s has a layer for multi-token prediction; the merged model does not get this layer", base);
     bool text = !model_makes_images(&config.model);
     SCOPED_FREE char *adapter = given && text ? find_adapter_tokenizer(in) : NULL;
     if (adapter && !check_adapter_tokenizer(adapter, &config, error)) return false;

@@ -132,7 +132,7 @@ static bool take_record(void *context, JsonLine line, Error *error) {
                (prompt->tokens.count > 0 || error_set(error, ERROR_DATA, "tokens is empty"));
     if (messages) return take_messages(b, messages, &prompt->tokens, error);
     if (strlen(json_string_value(text)) != json_string_length(text))
-        return error_set(error, ERROR_DATA, "prompt contains a zero character");
+        return error_set(error, ERROR_DATA, "prompt contains a zero character (U+0000): remove it");
     return generation_read_prompt(json_string_value(text), b->text, &prompt->tokens, error);
 }
 

@@ -50,8 +50,8 @@ static bool check_exact(const Config *config, Error *error) {
     options_free_strings(&strings);
     if (possible && config->exact && config->lora.rank)
         return error_set(error, ERROR_USAGE,
-            "exact=true with lora.rank=%lld: the weights here have the adapters added, which training computes apart, so no bits would be "
-            "equal. Set exact=false, or write a model with smelt convert and compare training of that model",
+            "exact=true with lora.rank=%lld: this command adds the adapters to the weights, and training multiplies by them separately, "
+            "so the bits would differ. Set exact=false, or write a model with smelt convert and compare training of that model",
             (long long)config->lora.rank);
     return possible;
 }

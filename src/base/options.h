@@ -73,7 +73,7 @@ typedef struct OptionTable {
     const Option *rows;
     size_t count;
     void (*explain)(const Option *option, char *text, size_t size); /* the row's other requirements, in a few words or ""; NULL: none */
-    size_t zeroed; /* bytes that options_defaults zeroes first: of a struct with fields that are not settings */
+    size_t zeroed; /* bytes of the struct that options_defaults zeroes first, for its fields that are not settings; 0: none */
 } OptionTable;
 #define OPTION_TABLE(array, ...) {(array), sizeof(array) / sizeof *(array), ##__VA_ARGS__}
 

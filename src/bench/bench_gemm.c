@@ -196,7 +196,7 @@ static void find_sgemm(BenchTrial *trial) {
     if (trial->library) trial->sgemm = (Sgemm)dlsym(trial->library, "dnnl_sgemm");
 }
 
-/* Returns false if no provider computes it, which happens only to FP8 GEMMs. */
+/* Returns false if no provider computes the GEMM. This can happen only in FP8. */
 static bool run_gemm(const BenchTrial *trial, const Gemm *g) {
     Device *device = trial->inputs.device;
     if (trial->provider == PROVIDER_OWN) return device_gemm_own(device, g);

@@ -60,7 +60,7 @@ bool prompt_read_ids(const json_t *ids, TokenIds *tokens, Error *error) {
 static bool take_prompt_text(const PromptReading *reading, const json_t *text, TokenIds *tokens, Error *error) {
     const char *bytes = json_string_value(text);
     size_t length = json_string_length(text);
-    if (strlen(bytes) != length) return error_set(error, ERROR_DATA, "prompt contains a zero character");
+    if (strlen(bytes) != length) return error_set(error, ERROR_DATA, "prompt contains a zero character (U+0000): remove it");
     if (reading->encoder) return tokenizer_encode(reading->encoder, bytes, length, TOKENIZER_ADD_SPECIAL, tokens, error);
     for (size_t i = 0; i < length; i++) token_ids_append(tokens, (uint8_t)bytes[i]);
     return true;

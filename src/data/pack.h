@@ -74,7 +74,7 @@ typedef struct PackOptions {
     bool held_out;                /* if a folder has splits by name, take the one for validation; otherwise the one for training */
     bool special;                 /* special tokens spelled in the text are matched; otherwise they are ordinary text */
     TokenizerBos bos;             /* the start of a document that is text; for conversations, the template decides */
-    const char *staging;          /* for OUTPUT in a bucket: the local folder of what is not there yet; NULL or "": NAME.upload */
+    const char *staging;          /* for OUTPUT in a bucket: the local folder of files that are not uploaded yet; NULL or "": NAME.upload */
     int64_t shard_tokens;         /* 0: one shard; otherwise OUTPUT is a folder, and a shard ends with the document that fills it */
     bool overwrite;               /* replace existing shards, and a folder that is complete, or was begun with other inputs or settings */
 } PackOptions;

@@ -51,8 +51,8 @@ static bool take_shard(const char *prefix, Error *error) {
     return good;
 }
 
-/* Checks that a file has its name. A file system that wrongly reported a file as absent would leave
- * an older file under the name, or none. */
+/* Checks that a renamed file is under its new name. If a file system wrongly reports a file as absent,
+ * the name still has an older file, or none. */
 static bool has_name(const char *name, bool optional, Error *error) {
     bool there, waits;
     if (!find_prefix(name, &there, error) || !find_next(name, &waits, error)) return false;

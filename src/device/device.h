@@ -52,8 +52,8 @@ typedef struct DeviceInfo {
      * report what they will allocate, so the margins were fitted to measurements (docs/forecast.md). 0: the memory is the
      * host's, or emulated. */
     int64_t first_communicator, further_communicator;
-    /* The most memory that the first run of a GEMM takes to compare the algorithms of the vendor's library, and frees; 0: there
-     * is no library. */
+    /* The most device memory in which the first run of a GEMM compares the algorithms of the vendor's library. The comparison
+     * frees it at its end. 0: there is no library. */
     int64_t gemm_trial;
     /* The library of collectives and its file, with NCCL's interface; NULL: ranks use the host's. */
     const char *collectives, *collectives_file;

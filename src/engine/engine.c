@@ -277,7 +277,7 @@ static void join_group(const Engine *e, FillGroup *group, int slot, const Engine
     group->tokens += block->count;
 }
 
-/* Takes the group's scores. */
+/* Passes the group's scores to the requests. */
 static bool accept_scores(Engine *e, const FillGroup *group, const EngineToken *scores, Error *error) {
     for (int64_t at = 0; at < group->count; at++) {
         EngineSequence *s = &e->slots[group->slots[at]];
@@ -309,7 +309,7 @@ static bool fill_group(Engine *e, const FillGroup *group, Error *error) {
     return true;
 }
 
-/* Copies the whole prompt from the slot of another sample, if that has it. */
+/* Copies the whole prompt from another sample's slot; returns false if that slot does not have it yet. */
 static bool copy_prompt(Engine *e, int slot, int from) {
     EngineSequence *s = &e->slots[slot];
     if (!has_filled_prompt(&e->slots[from])) return false;
@@ -320,8 +320,8 @@ static bool copy_prompt(Engine *e, int slot, int from) {
     return true;
 }
 
-/* Sets the group to the next block of the oldest sequence that computes one, and to blocks of younger
- * ones that are computed with it. Copies the prompts that other samples have. */
+/* Fills the group with the next block of the oldest sequence whose prompt is incomplete, and with blocks
+ * of younger sequences that can run with it. Copies a prompt if another sample has already computed it. */
 static void choose_group(Engine *e, FillGroup *group) {
     group->count = group->tokens = 0;
     for (int i = 0; i < e->running; i++) {

@@ -33,7 +33,7 @@
 typedef struct EngineSizes {
     int64_t slots;       /* most sequences at once, up to ENGINE_MOST_SLOTS */
     int64_t cache_rows;  /* useful rows of the caches; 0: slots * context. If memory is short there are fewer */
-    int64_t longest;     /* most tokens of a sequence, for which there is memory at least; 0: the context */
+    int64_t longest;     /* most tokens of a sequence: there is memory for one at least; 0: the context */
     int64_t limit;       /* tokens from this one on are not drawn */
     bool scores;         /* requests may have EngineRequest.scored */
     bool penalties;      /* requests may have EngineRequest.penalties */

@@ -18,8 +18,8 @@
 #include "ops/draw/draw.h"
 #include "ops/slots/slots.h"
 
-/* The programs that fill the caches, and those that score as well: blocks of one prompt, or of several
- * prompts that are short. By length, then by sequences. */
+/* Programs that fill the caches, and programs that also score. Each computes blocks of one prompt, or of
+ * several short prompts. Rows are in the order of length, then of sequences. */
 static const SlotRun fill_runs[] = {{1, 32}, {4, 32}, {16, 32}, {1, 64}, {2, 64}, {8, 64}, {1, 128}, {4, 128}, {1, 256}, {2, 256}, {1, 512},
     {1, 1024}, {1, ENGINE_LONGEST_BLOCK}};
 static const SlotRun score_runs[] = {{1, 32}, {2, 32}, {8, 32}, {1, 64}, {4, 64}, {1, 128}, {2, 128}, {1, ENGINE_SCORE_BLOCK}};
@@ -27,11 +27,11 @@ enum { FILLS = sizeof fill_runs / sizeof *fill_runs, SCORES = sizeof score_runs 
 enum { BATCHES = 11 /* 1 to ENGINE_MOST_SLOTS */ };
 static_assert(1 << (BATCHES - 1) == ENGINE_MOST_SLOTS, "one program for each power of two");
 
-/* What a run costs besides its rows, in rows. On a CPU and on a GPU, reading the weights costs about as
- * much as the arithmetic of this many rows, or more. */
+/* Fixed cost of a run, in rows. On CPUs and GPUs, reading the weights takes at least about as long as the
+ * arithmetic of this many rows. */
 enum { ROWS_PER_RUN = 32 };
 
-/* Programs in EnginePrograms.programs. */
+/* Programs first to end - 1 of EnginePrograms.programs. */
 typedef struct ProgramRange { int first, end; } ProgramRange;
 
 struct EnginePrograms {
@@ -59,7 +59,7 @@ static bool engine_shares(Arena arena) {
 /* A slot has two states: the newest, and the one after its prompt, with which other samples of the
  * prompt begin. Padding has its own state and cache row. */
 static SlotSizes padded_sizes(const EnginePrograms *e) {
-    enum { PADDING_ROWS = 2 }; /* for its token, and for the padding after it */
+    enum { PADDING_ROWS = 2 }; /* one for the token of a padding sequence, one for the padding after that token */
     return (SlotSizes){.slots = 2 * e->sizes.slots + 1,
         .cache_rows = e->sizes.cache_rows + PADDING_ROWS,
         .top = e->sizes.top,
@@ -100,8 +100,8 @@ static EngineRow padding_row(const EnginePrograms *e) {
     return (EngineRow){.slot = padding_state(e), .first_row = e->sizes.cache_rows, .tokens = &token, .count = 1, .sampling = &greedy};
 }
 
-/* Plans those of `runs` that have a use: no sequences of which half would exceed the slots, and no length of which half
- * would exceed the context. */
+/* Plans the useful runs. A run is useless if half of its sequences would fill all slots, or if half of its length would fill the
+ * context; a smaller run then has the same effect. The shortest length is always planned. */
 static bool add_runs(EnginePrograms *e, const SlotRun *runs, int count, bool draws, ProgramRange *range, Error *error) {
     range->first = e->count;
     for (int i = 0; i < count; i++) {
@@ -175,8 +175,7 @@ static bool choose_cache_rows(EnginePrograms *e, Error *error) {
         return error_set(error, ERROR_MEMORY,
             "generation in %" PRId64 " slots with caches for one sequence of %" PRId64
             " tokens needs %s, but only %s, nine tenths of the free memory, may be used: set context and slots lower, or use a machine "
-            "with "
-            "more memory",
+            "with more memory",
             e->sizes.slots, longest, need, have);
     }
     free_programs(e);
@@ -302,8 +301,9 @@ static ProgramRange block_programs(const EnginePrograms *e, bool scored) { retur
 
 static int64_t run_cost(const Program *program) { return program->model.sequences * program->model.length + ROWS_PER_RUN; }
 
-/* Returns the length of the next block of `count` tokens: the shortest that has all, or the next shorter
- * one, if that and the blocks of the rest cost less. Sets `cost` to the cost of all blocks. */
+/* Returns the length of the next block of a prompt that lacks `count` tokens: the shortest length that
+ * holds all of them, or the next shorter length if such a block and the blocks of the remaining tokens
+ * cost less. Sets `cost` to the cost of all blocks. */
 static int64_t choose_length(const EnginePrograms *e, bool scored, int64_t count, int64_t *cost) {
     const Program *shorter = NULL, *whole = NULL;
     for (int i = block_programs(e, scored).first; i < block_programs(e, scored).end; i++) {
@@ -327,7 +327,7 @@ EngineBlock engine_programs_block(const EnginePrograms *e, bool scored, int64_t 
     return (EngineBlock){.scored = scored, .length = length, .count = int_min(count, length)};
 }
 
-/* Returns the program for as many of `sequences` sequences as cost the least each. */
+/* Returns the program with the lowest cost per sequence for up to `sequences` sequences. */
 static const Program *choose_block_program(const EnginePrograms *e, const EngineBlock *block, int64_t sequences) {
     const Program *best = NULL;
     int64_t best_count = 0;
@@ -400,7 +400,7 @@ static EngineToken drawn_token(const EnginePrograms *e, int64_t row) {
         .top_count = count};
 }
 
-/* Loads what to score after each token of a sequence of a program. */
+/* Loads the tokens whose log-probabilities the program computes: the one after each token of a sequence. */
 static void load_given(const Program *program, int64_t sequence, const EngineRow *row) {
     for (int64_t i = 0; i < program->model.length; i++) {
         const float given = 1 + (float)row->tokens[int_min(i + 1, row->count)], top = (float)row->top;

@@ -346,7 +346,7 @@ static int64_t stored_at(const Half *h, int64_t expert, int64_t row, int64_t col
         for (int64_t r = 0; r < (h).rows; r++)                                                              \
             for (int64_t c = 0, theirs = stored_at(&(h), e, r, 0); c < (h).columns; c++, ours++, theirs = stored_at(&(h), e, r, c))
 
-/* NaN would appear only in the first token. */
+/* Refuses NaN and infinity here. Otherwise the first generated token would be the first sign of them. */
 static bool check_values(const PeftFolder *peft, const StoredTensor *tensor, Error *error) {
     if (stored_check_finite(tensor, error)) return true;
     error_recode(error, ERROR_CHECKPOINT);

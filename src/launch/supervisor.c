@@ -124,8 +124,8 @@ static void judge_ends(Supervisor *supervisor) {
     if (!supervisor->verdict.rule) judge_event(supervisor, EVENT_SIGNAL, SIGKILL, 0);
 }
 
-/* Returns the last sign of life of a rank; 0: it gives none. Only training has heartbeats, but a rank of
- * any command is known to be suspended. */
+/* Returns the last sign of life of a rank; 0: it gives none. Only training has heartbeats. In other
+ * commands, the last sign of life of a suspended rank is the moment at which it stopped. */
 static double last_life(const Supervisor *supervisor, int rank) {
     const Rank *r = &supervisor->ranks.ranks[rank];
     double alive = supervisor->ranks.heartbeats[rank].alive;

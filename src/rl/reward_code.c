@@ -52,7 +52,7 @@ bool reward_code_check(const RewardPart *part, const json_t *record, Error *erro
     for (size_t i = 0; i < count_tests(tests); i++)
         if (!read_test(tests, i, &test))
             return error_set(
-                error, ERROR_DATA, "test %zu of the record is neither a text of Python nor {\"input\": text, \"output\": text}", i + 1);
+                error, ERROR_DATA, "test %zu of the record is neither Python source nor {\"input\": text, \"output\": text}", i + 1);
     return count_tests(tests) > 0 ||
            error_set(error, ERROR_DATA, "the record has no \"tests\": add Python statements, such as [\"assert f(2) == 4\"]");
 }

@@ -8,6 +8,6 @@ typedef struct SandboxLimits {
     int64_t cpu_seconds, memory_bytes, file_bytes; /* file_bytes: of its output, since it can write no other file */
 } SandboxLimits;
 
-/* Limits this process for good; `limits` is a SandboxLimits. Returns NULL, or why it failed: then
- * nothing may be run. Called in a child, before it starts a program. */
+/* Limits this process permanently; `limits` is a SandboxLimits. Returns NULL, or the reason of a failure,
+ * after which the caller must not run a program. Called in a child, before it starts a program. */
 const char *sandbox_enter(void *limits);

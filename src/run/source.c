@@ -142,7 +142,7 @@ static bool take_rows(Config *config, Error *error) {
     return true;
 }
 
-/* Reads the settings of a file, then others. Lengths among the latter replace those of the file. */
+/* Reads the settings of a file, then `settings`. A length among these (steps, tokens or epochs) replaces the file's. */
 static bool read_settings_of(const char *path, const OptionStrings *settings, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     config->steps = 0; /* not given */

@@ -206,7 +206,7 @@ static int64_t collective_buffers(const Session *session) {
 }
 
 /* Returns the most memory that comparing the algorithms of a GEMM takes in the first runs of a program. A GEMM's matrices are
- * inputs, outputs or scratch of its node. The trial has a second A and B, and two of C (backend/gpu/vendor_gemm.c). */
+ * inputs, outputs or scratch of its node. The trial has a second A and B, and two more C (backend/gpu/vendor_gemm.c). */
 static int64_t largest_gemm_trial(const Program *program) {
     const Graph *graph = program->model.graph;
     int64_t most = 0;
@@ -220,7 +220,7 @@ static int64_t largest_gemm_trial(const Program *program) {
     return most;
 }
 
-/* Generation has the weights of training and fewer rows. Matrices of Muon are in the optimizer's scratch. */
+/* Generation multiplies the same weights by fewer rows, so its trials are smaller. Matrices of Muon are in the optimizer's scratch. */
 static int64_t count_gemm_trials(const Session *session, int64_t optimizer_scratch) {
     const Program *programs[] = {&session->training, &session->evaluation, &session->sampling, &session->scoring};
     int64_t most = 3 * optimizer_scratch;

@@ -106,7 +106,8 @@ bool routing_trace_covers(const RoutingTrace *trace, const ModelConfig *config, 
     int64_t rows;
     for (int64_t layer = config->experts_first; layer < config->layers + config->mtp; layer += config->experts_period)
         if (!routing_trace_layer(trace, layer, &rows))
-            return error_set(
-                error, ERROR_USAGE, "the trace has no layer %" PRId64 ", which has experts: record a trace of as many layers", layer);
+            return error_set(error, ERROR_USAGE,
+                "the trace has no layer %" PRId64 ", but layer %" PRId64 " of the model has experts: record a trace of this model", layer,
+                layer);
     return true;
 }

@@ -443,13 +443,13 @@ static bool advance_run(Loop *loop, int64_t last, int64_t *saved, Error *error) 
     return true;
 }
 
-/* A start without steps writes no file of its first step. */
+/* Warns of the settings that record the first step of a start, for a start without steps. */
 static void name_unwritten(const Config *config) {
     const char *const settings[][2] = {{"routing_trace", config->routing_trace}, {"dump", config->dump}};
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         if (settings[i][1][0])
-            log_warn(
-                "%s=%s is not written: it records the first step of a start, and this start has no steps", settings[i][0], settings[i][1]);
+            log_warn("%s=%s is not written: it records the first step of a start, and this start has no steps: raise steps or stop_at",
+                settings[i][0], settings[i][1]);
 }
 
 /* Explains why a run that has done `step` steps does no more, and how to continue it. */

@@ -565,7 +565,7 @@ static void expect_load(const Config *config, const char *path, double load) {
     routed_free(&routed);
 }
 
-/* A rank that has 6 of 8 rows takes 1.5 times as long as with 4. One that shares no experts has all rows. */
+/* A rank that has 6 of 8 rows takes 1.5 times as long as with 4. With layout.ep=1, a rank has all rows. */
 static void experts_take_as_long_as_on_the_busiest_rank(void **state) {
     (void)state;
     char folder[] = "/tmp/smelt-trace-XXXXXX", path[64];

@@ -264,7 +264,7 @@ static void what_is_no_adapter_of_the_model_is_refused(void **state) {
     smelt_says(ERROR_USAGE, "adapters= one name=", "serve r adapters={\"one\":\"one\"} name=one port=0 template=chatml threads=1");
 }
 
-/* As PEFT saves a tokenizer beside its adapters; r has the byte tokenizer. */
+/* PEFT saves a tokenizer beside its adapters. The run r has the byte tokenizer. */
 static void side_files_of_an_adapter_are_compared_with_those_of_the_base(void **state) {
     (void)state;
     make_run();

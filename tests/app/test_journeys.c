@@ -158,7 +158,7 @@ static void assert_loss(const char *model, double expected, double bound) {
 /* eval prints six decimals. */
 static const double printed = 2e-6;
 
-/* A run that was stopped goes on as one that was not. */
+/* A run that was stopped and continued equals an uninterrupted one. */
 static void train_and_continue(const char *model) {
     SCOPED_FREE char *straight = memory_format("train " TRAINING "model.init_std=0.1 steps=6 run=straight %s", model);
     SCOPED_FREE char *stopped = memory_format("train " TRAINING "model.init_std=0.1 steps=6 run=run stop_at=3 %s", model);

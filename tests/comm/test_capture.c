@@ -49,7 +49,7 @@ static void succeed(int result) {
     if (result) fail_msg("the library of collectives returned %d; NCCL_DEBUG=INFO says more", result);
 }
 
-/* Each call of the group, for all cards at once: one thread has all ranks. */
+/* One thread has all ranks, so each call is made for all cards between begin and end. */
 static void join_cards(void) {
     NcclId id;
     succeed(nccl.make_id(&id));

@@ -615,7 +615,7 @@ static void what_does_not_fit_is_refused(void **state) {
     options_free_strings(&strings);
 }
 
-/* Without a number of rows, for as many sequences as slots. */
+/* Without EngineSizes.cache_rows, the caches have rows for one longest sequence in each slot. */
 static void caches_have_rows_for_the_longest_sequences(void **state) {
     (void)state;
     OptionStrings strings = {0};

@@ -89,7 +89,7 @@ static void a_rank_that_shows_no_life_is_killed_by_the_supervisor(void **state) 
     process_free(&result);
 }
 
-/* As of serve, which has no heartbeat. */
+/* A command such as serve has no heartbeat. */
 static void a_suspended_rank_without_a_heartbeat_is_killed_by_the_supervisor(void **state) {
     (void)state;
     ProcessResult result = run("quiet stop", "hang=2");

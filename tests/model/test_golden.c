@@ -137,8 +137,9 @@ static void loss_and_gradients_are_those_of_pytorch(void **state) {
 
 /* bf16 has eight bits: single elements are off by 2^-8 and more, the direction of a tensor is not. Four layers of olmo3, with
  * no norms before them, turn it more: transformers' own bf16 has a least cosine of 0.9974 there, of 0.973 for
- * deepseek_v3, of 0.9988 for gemma3_text, of 0.998 for qwen3_5_text, and of 0.9975 for qwen3_next. If scores of experts are nearly equal, bf16 may choose others, which turns
- * the gradients of their layer; the -mtp folders have no such scores (make.py). */
+ * deepseek_v3, of 0.9988 for gemma3_text, of 0.998 for qwen3_5_text, and of 0.9975 for qwen3_next. If scores of experts are
+ * nearly equal, bf16 may choose other experts than fp32, so that the gradients of their layer point elsewhere. The -mtp folders
+ * have no such scores (make.py). */
 static void check_direction(const Golden *g, const char *name, const GoldenComparison *sums) {
     double cosine = sums->dot / sqrt(sums->ours * sums->theirs);
     double least = strstr(g->folder, "-mtp")                                                                   ? 0.999

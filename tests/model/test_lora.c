@@ -668,7 +668,7 @@ static void half_of_an_adapter_is_refused_by_the_name_of_what_is_missing(void **
     }
 }
 
-/* The first token would be the first to tell. */
+/* Without the refusal, the first generated token would be the first sign. */
 static void a_value_that_is_not_finite_is_refused_by_its_tensor(void **state) {
     (void)state;
     static const float wrong[] = {NAN, INFINITY};

@@ -291,8 +291,8 @@ static void each_row_gets_the_adapters_of_its_group(void **state) {
     program_free(&program);
 }
 
-/* Groups of rows whose product with A joins that with B in a program of few rows: as many columns as two blocks of a kernel have,
- * a rank of more chunks than are loaded early, a depth of more than one load of a thread. */
+/* Adapters of groups of rows, with few rows, so that one node computes both products. The cases have columns for two blocks of a
+ * kernel, a rank of more chunks than are loaded early, and a depth of more than one load per thread. */
 typedef struct GroupCase {
     int64_t rows, in, columns, rank;
     int32_t offset[GROUPS + 1];
@@ -351,7 +351,7 @@ static void run_few_rows(const GroupCase *c, int from, uint16_t *got) {
     program_free(&program);
 }
 
-/* Alone, first or last of a few, and with neighbors of the same group. */
+/* A row is computed alone, as one of a few, and between neighbors of its group. */
 static void a_row_has_the_same_bits_beside_any_others(void **state) {
     (void)state;
     enum { ROWS = 21, IN = 2112, COLUMNS = 40, RANK = 24, OUT = COLUMNS + 7 };

@@ -268,7 +268,7 @@ static const KernelCase kernel_cases[] = {
 
 enum { KERNEL_CASES = sizeof kernel_cases / sizeof *kernel_cases };
 
-/* Whether a list of cases has this one: small, all, or the beginning of a name; NULL: small. */
+/* Returns whether `cases` selects this case: small, all, or the beginning of a name; NULL: small. */
 static inline bool kernel_case_is_in(const char *cases, const KernelCase *c) {
     if (!cases || !strcmp(cases, "small")) return c->small;
     return !strcmp(cases, "all") || !strncmp(c->name, cases, strlen(cases));

@@ -1,4 +1,4 @@
-/* tools/test-gpu on an emulated card: its report passes, has the modelled time of each kernel beside the "measured" one, which the
+/* tools/test-gpu on an emulated card: its report passes, has the modeled time of each kernel beside the "measured" one, which the
  * emulator takes from the same model, and fails if a kernel stores a wrong sign (ROCEMU_PLANT). */
 #include <math.h>
 #include <setjmp.h>
@@ -23,7 +23,7 @@ static void skip_without_emulator(void) {
     skip();
 }
 
-/* The report of test-gpu on `program`, a test of an operation, which has the exit code. The caller frees. */
+/* Runs test-gpu on `program`, a test of an operation, and checks the exit code. Returns the JSON report, for the caller to free. */
 static json_t *report_of(const char *parts, const char *program, int code) {
     char path[] = "/tmp/smelt-report-XXXXXX";
     int file = mkstemp(path);
@@ -50,7 +50,7 @@ static json_t *report_of(const char *parts, const char *program, int code) {
     return report;
 }
 
-/* How many lines of a part have the result. */
+/* Returns how many lines of a part have the result. */
 static int count_lines(const json_t *report, const char *part, const char *result) {
     size_t i;
     json_t *line;

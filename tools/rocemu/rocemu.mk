@@ -50,7 +50,7 @@ $(ROCEMU_ABOVE_LIBRARIES): $(ROCEMU_LIBRARY)
 $(BUILD)/tests/rocemu/test_undefined.o: BASE_FLAGS += -Itools/rocemu
 $(BUILD)/tests/rocemu/test_undefined: LIBRARIES += -L$(ROCEMU_LLVM)/lib -Wl,-rpath,$(ROCEMU_LLVM)/lib -lLLVM-$(ROCEMU_LLVM_VERSION)
 $(BUILD)/tests/rocemu/test_undefined: $(ROCEMU_OBJECTS)
-# Runs these.
+# test_card_report runs these programs.
 $(BUILD)/tests/rocemu/test_card_report: | $(BUILD)/tests/ops/test_activation $(BUILD)/tests/backend/gpu/test_kernel_rates $(BUILD)/tests/comm/test_capture
 
 define ROCEMU_KERNEL_RULE

@@ -23,7 +23,7 @@
 
 enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 8, BAND_ROWS = 8, MOST_TRIES = 8 };
 static const uint64_t WORKSPACE_BYTES = 64 << 20;
-static const int64_t BIAS_BYTES = 1 << 20; /* behind the workspace: one bias in bf16 */
+static const int64_t BIAS_BYTES = 1 << 20; /* after the workspace: one bias in bf16 */
 /* Limits of a trial: operands A and B, the scratch C, and the rows of smelt's kernel. */
 static const int64_t OPERAND_BYTES = 256 << 20, SCRATCH_BYTES = 256 << 20, BAND_BYTES = 128 << 20;
 static_assert(VENDOR_GEMM_TRIAL_BYTES == (256 << 20) + (256 << 20) + (128 << 20), "the limits of a trial add up");
@@ -664,7 +664,9 @@ static void solve(VendorGemm *v, const Gemm *gemm, Solution *solution) {
         const Proposal *choice = choose_solution(v, &trial, proposals, count, text, &solution->decided);
         solution->trusted = choice && !choice->smelt;
         if (choice) memcpy(solution->algorithm, choice->algorithm, sizeof solution->algorithm);
-    } else log_warn("%s: the device has no memory to compare algorithms for %s: smelt's kernel computes it", v->name, text);
+    } else
+        log_warn("%s: cannot compare algorithms for %s (too little device memory, or no reference): the library is not used for it",
+            v->name, text);
     solution->decided |= ++solution->tries == MOST_TRIES;
     trial_close(v, &trial);
 }

@@ -1,5 +1,5 @@
-/* The way of new rows' keys and values into a key-value cache, for cached_gpu.c: append_gpu.c, and
- * project_gpu.c for a single row. */
+/* Writes new rows' keys and values to a key-value cache, for cached_gpu.c. In append_gpu.c; for a single
+ * row also in project_gpu.c. */
 #pragma once
 
 #ifndef GPU_DEVICE
@@ -13,7 +13,7 @@ int attention_append_absorbs(const Backend *backend, const Graph *graph, int ind
  * absorbs. */
 void attention_append(const OpCall *call, const Attention *new);
 
-/* The same for the GEMM of one row and its RoPE. */
+/* The same two functions for one row, whose GEMM and RoPE are in one kernel (project_gpu.c). */
 int attention_absorbs_projection(const Backend *backend, const Graph *graph, int index);
 void attention_project(const OpCall *call);
 

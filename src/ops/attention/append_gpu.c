@@ -1,7 +1,7 @@
-/* The new rows' keys and values go to their places in a key-value cache, on a GPU: in the GEMM of a
- * single row (project_gpu.c), with RoPE, or as they are. With RoPE the kernel writes the rotated
- * queries too, which saves the kernel of op rope. The bits are those of the separate kernels. Called
- * by cached_gpu.c; no scratch. */
+/* Writes the new rows' keys and values to their places in a key-value cache on a GPU. The kernel is the
+ * GEMM of a single row (project_gpu.c), one that also applies RoPE, or a plain copy. The kernel with RoPE
+ * also writes the rotated queries, which saves the kernel of op rope. The bits are those of the separate
+ * kernels. Called by cached_gpu.c; no scratch. */
 #include "backend/gpu/vector.h"
 #include "ops/attention/append.h"
 #include "ops/attention/block_cyclic.h"
@@ -78,7 +78,7 @@ KERNEL(attention_append_rotated, AttentionRotation) {
 LAUNCHER(attention_append, AttentionAppend)
 LAUNCHER(attention_append_rotated, AttentionRotation)
 
-/* Returns whether the node before turns the halves of heads by the same positions. */
+/* Returns whether the preceding node applies RoPE to halves of heads, with the same positions. */
 static bool follows_rope(const Graph *graph, int index) {
     const Node *node = &graph->nodes[index], *rope = node - 1;
     if (index < 1 || rope->op != OP_rope || rope->out[ROPE_Y] != node->in[ATTENTION_QKV] || node->in[ATTENTION_KV]) return false;

@@ -12,8 +12,8 @@
  * The keys that a row sees are cut into as many chunks as fill the GPU once, however full the cache
  * is. So bits depend on shapes, the row's position and the number of multiprocessors of the GPU. With
  * device_set_exact there is one chunk, and the forward pass of gpu.c for any number of rows: its tiles of
- * keys begin at the sequence's first key, so a row has the bits of the pass without a cache. Without it,
- * many rows in one chunk use that pass too.
+ * keys begin at the sequence's first key, so a row has the bits of the pass without a cache. Without
+ * device_set_exact, many rows in one chunk also use the pass of gpu.c.
  * Scratch: the output and log-sum-exp of each chunk. */
 #include "backend/gpu/vector.h"
 #include "ops/attention/gpu_forward_kernels.h"

@@ -1,6 +1,6 @@
 /* lora, lora_groups and adapted_linear on a GPU, with GEMMs: one per adapter, or one batch if they have the same
- * shape, and the frozen layer's GEMM; or both in one if a kernel supports it (gpu_gemm_two). Few rows of
- * lora_groups have kernels of their own (groups_gpu.c). No kernels, no scratch. */
+ * shape, and the frozen layer's GEMM; or both in one if a kernel supports it (gpu_gemm_two). With few rows,
+ * lora_groups uses the kernels of groups_gpu.c. No kernels here, no scratch. */
 #include "backend/gpu/gpu.h"
 
 #ifndef GPU_DEVICE

@@ -5,7 +5,7 @@
  * kernels begin to load A and B before the preceding kernel has made x and y.
  *
  * A run is up to GROUP_ROWS consecutive rows of one group. The groups' bounds are on the device, so
- * the grid has as many runs as any bounds need, and blocks find theirs. The sums of a row have the
+ * the grid has enough runs for any bounds, and each block finds its run. The sums of a row have the
  * same order in every run. Called by gpu.c; u is an activation, so there is no scratch. */
 #include "backend/gpu/gemv.h"
 
@@ -66,8 +66,8 @@ INLINE GroupRun find_run(const RowGroups *rows) {
     return (GroupRun){of_wave(run.group), of_wave(run.first), of_wave(run.count)};
 }
 
-/* Calls body(a, &run, rows) with the least power of two of rows that holds the run, as a constant.
- * Rows after the run's last one repeat it. If no block had rows and none waited, the next kernel
+/* Calls body(a, &run, rows). `rows` is a constant: the smallest power of two that holds the run. Rows
+ * after the run's last row repeat it. A block without rows also waits; if none waited, the next kernel
  * would begin too early. */
 #define FOR_RUN_ROWS(body, a, run) \
     if (run.count > 4) body(a, &run, 8); \

@@ -333,7 +333,7 @@ static void watched_free(Device *device, void *memory, int64_t bytes) {
     unwatched.free(device, memory, bytes);
 }
 
-/* Plans count on it: a trial takes at most A and B and twice C, and keeps nothing. */
+/* Plans rely on this bound: a trial takes at most a second A and B and two more C, and frees them. */
 static void a_trial_takes_the_memory_that_plans_have_for_it(void **state) {
     (void)state;
     VendorGemm *vendor = open_library(NULL);
