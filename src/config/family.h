@@ -42,6 +42,9 @@ typedef struct FamilyRule {
     struct Trunk (*build)(struct Builder *builder);
 } FamilyRule;
 
+/* The fields of a decoder with SwiGLU and Llama's names of layers; `classes` and `build` are those of its file. */
+#define FAMILY_SWIGLU_DECODER .activation = ACTIVATION_swiglu, .layers = "model.layers", .classes = classes, .build = build
+
 /* Values of model.family. */
 enum {
 #define FAMILY(name) FAMILY_##name,

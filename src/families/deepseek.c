@@ -290,24 +290,20 @@ static const HfClass v2 = {.model_type = "deepseek_v2",
     .tables = {{v2_fields, latent_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
     .scales_scores = true,
     .lacks_router_biases = true,
-    .router_is_parameter = true,
     .check = check_class,
     .put = put,
-    .list = hf_list_experts,
-    .layouts = {HF_STACKED},
+    HF_SPLIT_EXPERTS,
     .gguf = &gguf_v2};
 static const HfClass v3 = {.model_type = "deepseek_v3",
     .architecture = "DeepseekV3ForCausalLM",
     .tables = {{v3_fields, latent_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
     .scales_scores = true,
-    .router_is_parameter = true,
     .skips_prediction = true,
     .start = start_v3,
     .fits = fits_v3,
     .check = check_class,
     .put = put,
-    .list = hf_list_experts,
-    .layouts = {HF_STACKED},
+    HF_SPLIT_EXPERTS,
     .gguf = &gguf_v3};
 
 /* V3's model in a folder of Kimi-K2, and with the fields of GLM-4.7-Flash. */
@@ -315,21 +311,17 @@ static const HfClass kimi_k2 = {.model_type = "kimi_k2",
     .architecture = "DeepseekV3ForCausalLM",
     .tables = {{v3_fields, latent_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
     .scales_scores = true,
-    .router_is_parameter = true,
     .skips_prediction = true,
     .start = start_v3,
-    .list = hf_list_experts,
-    .layouts = {HF_STACKED}};
+    HF_SPLIT_EXPERTS};
 static const HfClass glm4_moe_lite = {.model_type = "glm4_moe_lite",
     .architecture = "Glm4MoeLiteForCausalLM",
     .tables = {{lite_fields, v3_fields, latent_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
     .rotates_whole = true,
     .scales_scores = true,
-    .router_is_parameter = true,
     .skips_prediction = true,
     .start = start_v3,
-    .list = hf_list_experts,
-    .layouts = {HF_STACKED}};
+    HF_SPLIT_EXPERTS};
 static const HfClass *const classes[] = {&v3, &v2, &kimi_k2, &glm4_moe_lite, NULL};
 
 /* -- The rule ------------------------------------------------------------------------------------------------------ */
@@ -347,10 +339,4 @@ static const char *const settings[] = {"activation", "dense_ffn", "expert_groups
     "groups_chosen", "kv_lora_rank", "mtp", "padding", "q_lora_rank", "rope_dim", "rope_factor", "rope_interleave", "rope_mscale",
     "rope_theta", "router_scores", "shared_experts", "value_dim", NULL};
 
-const FamilyRule family_deepseek = {.name = "deepseek",
-    .settings = settings,
-    .check = check,
-    .activation = ACTIVATION_swiglu,
-    .layers = "model.layers",
-    .classes = classes,
-    .build = build};
+const FamilyRule family_deepseek = {.name = "deepseek", .settings = settings, .check = check, FAMILY_SWIGLU_DECODER};

@@ -105,12 +105,10 @@ static const HfClass class = {.model_type = "glm4_moe",
     .architecture = "Glm4MoeForCausalLM",
     .tables = {{fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
     .rotates_part = true,
-    .router_is_parameter = true,
     .skips_prediction = true,
     .start = start,
     .put = put,
-    .list = hf_list_experts,
-    .layouts = {HF_STACKED},
+    HF_SPLIT_EXPERTS,
     .gguf = &gguf};
 static const HfClass *const classes[] = {&class, NULL};
 
@@ -129,11 +127,4 @@ static const char *const settings[] = {"activation", "dense_ffn", "expert_groups
     "groups_chosen", "mtp", "padding", "qk_norm", "qkv_bias", "rope_factor", "rope_fraction", "rope_theta", "router_scores",
     "shared_experts", NULL};
 
-const FamilyRule family_glm = {.name = "glm",
-    .settings = settings,
-    .repeats_key_heads = true,
-    .check = check,
-    .activation = ACTIVATION_swiglu,
-    .layers = "model.layers",
-    .classes = classes,
-    .build = build};
+const FamilyRule family_glm = {.name = "glm", .settings = settings, .repeats_key_heads = true, .check = check, FAMILY_SWIGLU_DECODER};

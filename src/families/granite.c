@@ -139,11 +139,5 @@ static bool check(const ModelConfig *c, Error *error) { return !c->experts || fa
 static const char *const settings[] = {"activation", "embedding_scale", "experts", "logit_divisor", "padding", "qkv_bias", "residual_scale",
     "rope_factor", "rope_theta", "softmax_scale", NULL};
 
-const FamilyRule family_granite = {.name = "granite",
-    .settings = settings,
-    .repeats_key_heads = true,
-    .check = check,
-    .activation = ACTIVATION_swiglu,
-    .layers = "model.layers",
-    .classes = classes,
-    .build = build};
+const FamilyRule family_granite = {
+    .name = "granite", .settings = settings, .repeats_key_heads = true, .check = check, FAMILY_SWIGLU_DECODER};

@@ -353,13 +353,11 @@ static const HfClass qwen3_moe = {.model_type = "qwen3_moe",
     .architecture = "Qwen3MoeForCausalLM",
     .tables = {{qwen3_moe_fields, TABLES}},
     .lacks_router_biases = true,
-    .router_is_parameter = true,
     .start = start_qwen3,
     .fits = fits_qwen3_moe,
     .check = check_llama_class,
     .put = put_qwen3_moe,
-    .list = hf_list_experts,
-    .layouts = {HF_STACKED},
+    HF_SPLIT_EXPERTS,
     .gguf = &gguf_qwen3_moe};
 static const HfClass *const classes[] = {&ministral3, &qwen3_moe, &mixtral, &qwen3, &qwen2, &mistral, &llama, NULL};
 
@@ -368,10 +366,4 @@ static const HfClass *const classes[] = {&ministral3, &qwen3_moe, &mixtral, &qwe
 static const char *const settings[] = {"activation", "dense_ffn", "experts", "experts_first", "experts_period", "padding", "qk_norm",
     "qkv_bias", "rope_factor", "rope_fraction", "rope_query_scale", "rope_theta", NULL};
 
-const FamilyRule family_llama = {.name = "llama",
-    .settings = settings,
-    .repeats_key_heads = true,
-    .activation = ACTIVATION_swiglu,
-    .layers = "model.layers",
-    .classes = classes,
-    .build = build};
+const FamilyRule family_llama = {.name = "llama", .settings = settings, .repeats_key_heads = true, FAMILY_SWIGLU_DECODER};

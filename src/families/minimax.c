@@ -119,12 +119,5 @@ static bool check(const ModelConfig *c, Error *error) {
 static const char *const settings[] = {
     "activation", "experts", "padding", "rope_factor", "rope_fraction", "rope_theta", "router_scores", NULL};
 
-const FamilyRule family_minimax = {.name = "minimax",
-    .settings = settings,
-    .repeats_key_heads = true,
-    .norms_all_heads = true,
-    .check = check,
-    .activation = ACTIVATION_swiglu,
-    .layers = "model.layers",
-    .classes = classes,
-    .build = build};
+const FamilyRule family_minimax = {
+    .name = "minimax", .settings = settings, .repeats_key_heads = true, .norms_all_heads = true, .check = check, FAMILY_SWIGLU_DECODER};

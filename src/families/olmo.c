@@ -174,12 +174,10 @@ static const HfClass olmoe = {.model_type = "olmoe",
     .architecture = "OlmoeForCausalLM",
     .tables = {{olmoe_fields, hf_decoder_fields, hf_shared_fields, hf_metadata_fields}},
     .lacks_router_biases = true,
-    .router_is_parameter = true,
     .fits = fits_olmoe,
     .check = check_olmoe,
     .put = put_olmoe,
-    .list = hf_list_experts,
-    .layouts = {HF_STACKED},
+    HF_SPLIT_EXPERTS,
     .gguf = &gguf_olmoe};
 static const HfClass *const classes[] = {&olmoe, &olmo3, &olmo2, NULL};
 
@@ -196,7 +194,4 @@ const FamilyRule family_olmo = {.name = "olmo",
     .repeats_key_heads = true,
     .norms_all_heads = true,
     .check = check_norm_widths,
-    .activation = ACTIVATION_swiglu,
-    .layers = "model.layers",
-    .classes = classes,
-    .build = build};
+    FAMILY_SWIGLU_DECODER};

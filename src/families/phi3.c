@@ -71,11 +71,5 @@ static const HfClass *const classes[] = {&class, NULL};
 
 static const char *const settings[] = {"activation", "padding", "rope_factor", "rope_fraction", "rope_theta", NULL};
 
-const FamilyRule family_phi3 = {.name = "phi3",
-    .settings = settings,
-    .restarts_longrope = true,
-    .check = family_check_width,
-    .activation = ACTIVATION_swiglu,
-    .layers = "model.layers",
-    .classes = classes,
-    .build = build};
+const FamilyRule family_phi3 = {
+    .name = "phi3", .settings = settings, .restarts_longrope = true, .check = family_check_width, FAMILY_SWIGLU_DECODER};

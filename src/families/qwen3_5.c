@@ -91,13 +91,11 @@ static const HfClass moe = {.model_type = "qwen3_5_moe_text",
     .rotates_part = true,
     .gain_offset = 1,
     .lacks_router_biases = true,
-    .router_is_parameter = true,
     .skips_prediction = true,
     .start = start_moe,
     .fits = fits_moe,
     .put = put,
-    .list = hf_list_experts,
-    .layouts = {HF_STACKED},
+    HF_SPLIT_EXPERTS,
     .gguf = &gguf_moe};
 static const HfClass dense = {.model_type = "qwen3_5_text",
     .architecture = "Qwen3_5ForCausalLM",
@@ -122,12 +120,5 @@ static bool check(const ModelConfig *c, Error *error) {
 static const char *const settings[] = {"attention_period", "delta_heads", "delta_key_dim", "delta_key_heads", "delta_taps",
     "delta_value_dim", "experts", "padding", "rope_factor", "rope_fraction", "rope_theta", "shared_experts", NULL};
 
-const FamilyRule family_qwen3_5 = {.name = "qwen3_5",
-    .settings = settings,
-    .repeats_key_heads = true,
-    .keeps_states = true,
-    .check = check,
-    .activation = ACTIVATION_swiglu,
-    .layers = "model.layers",
-    .classes = classes,
-    .build = build};
+const FamilyRule family_qwen3_5 = {
+    .name = "qwen3_5", .settings = settings, .repeats_key_heads = true, .keeps_states = true, .check = check, FAMILY_SWIGLU_DECODER};

@@ -68,11 +68,9 @@ static const HfClass class = {.model_type = "qwen3_next",
     .rotates_part = true,
     .gain_offset = 1,
     .lacks_router_biases = true,
-    .router_is_parameter = true,
     .skips_prediction = true,
     .put = put,
-    .list = hf_list_experts,
-    .layouts = {HF_STACKED},
+    HF_SPLIT_EXPERTS,
     .gguf = &gguf};
 static const HfClass *const classes[] = {&class, NULL};
 
@@ -90,12 +88,5 @@ static const char *const settings[] = {"attention_period", "delta_heads", "delta
     "delta_value_dim", "dense_ffn", "experts", "experts_first", "experts_period", "padding", "rope_factor", "rope_fraction", "rope_theta",
     "shared_experts", NULL};
 
-const FamilyRule family_qwen3_next = {.name = "qwen3_next",
-    .settings = settings,
-    .repeats_key_heads = true,
-    .keeps_states = true,
-    .check = check,
-    .activation = ACTIVATION_swiglu,
-    .layers = "model.layers",
-    .classes = classes,
-    .build = build};
+const FamilyRule family_qwen3_next = {
+    .name = "qwen3_next", .settings = settings, .repeats_key_heads = true, .keeps_states = true, .check = check, FAMILY_SWIGLU_DECODER};

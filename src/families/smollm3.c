@@ -118,10 +118,4 @@ static const HfClass *const classes[] = {&class, NULL};
 static const char *const settings[] = {
     "activation", "nope_period", "padding", "qkv_bias", "rope_factor", "rope_theta", "window_first", "window_period", "window_skips", NULL};
 
-const FamilyRule family_smollm3 = {.name = "smollm3",
-    .settings = settings,
-    .repeats_key_heads = true,
-    .activation = ACTIVATION_swiglu,
-    .layers = "model.layers",
-    .classes = classes,
-    .build = build};
+const FamilyRule family_smollm3 = {.name = "smollm3", .settings = settings, .repeats_key_heads = true, FAMILY_SWIGLU_DECODER};

@@ -417,6 +417,9 @@ struct HfClass {
     const GgufClass *gguf; /* NULL: llama.cpp has no such model */
 };
 
+/* The fields of a class whose folders list experts one by one, or stacked if transformers has saved them. */
+#define HF_SPLIT_EXPERTS .router_is_parameter = true, .list = hf_list_experts, .layouts = {HF_STACKED}
+
 /* HfClass.check of classes whose heads divide the width. */
 bool hf_check_divided_width(const ModelConfig *config, const char *architecture, Error *error);
 /* Returns the class that a configuration is written as. */

@@ -154,6 +154,11 @@ Model model_build_stage(const Mesh *mesh, const ModelCut *cut, const ModelConfig
 bool lora_check_targets(const ModelConfig *config, const LoraConfig *lora, Error *error);
 /* ERROR_CHECKPOINT names targets of an adapter_config.json that the model lacks. */
 bool lora_check_named(const ModelConfig *config, const LoraConfig *lora, Error *error);
+/* Returns the same adapters on an unquantized base. */
+static inline LoraConfig lora_unquantized(LoraConfig lora) {
+    lora.base = LORA_BASE_SAME;
+    return lora;
+}
 /* ERROR_USAGE names a parameter that generation cannot use unmerged: an adapter of experts or of a
  * router, or a table that is trained whole or in rows (model/lora.c). */
 bool lora_check_unmerged(const ModelConfig *config, const LoraConfig *lora, Error *error);

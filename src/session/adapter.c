@@ -131,13 +131,6 @@ bool adapter_load_base(Session *session, const char *folder, const Config *origi
 
 /* -- The adapters -------------------------------------------------------------------------------------------------- */
 
-/* Returns the same adapters with an unquantized base, the values to merge with. */
-static LoraConfig as_it_was(const LoraConfig *lora) {
-    LoraConfig own = *lora;
-    own.base = LORA_BASE_SAME;
-    return own;
-}
-
 /* Replaces the parts of the base in `master` that a folder of adapters holds; a run's adapters hold
  * none. */
 static bool replace_parts(const char *name, const Graph *graph, void *master, Error *error) {
@@ -150,7 +143,7 @@ static bool replace_parts(const char *name, const Graph *graph, void *master, Er
 bool adapter_load_alone(HostModel *adapters, const char *name, const Config *config, Precision precision, int64_t *step, Error *error) {
     SCOPED(peft_close) PeftFolder peft = {0};
     SCOPED(host_model_close) HostModel kept = {0};
-    const LoraConfig lora = as_it_was(&config->lora);
+    const LoraConfig lora = lora_unquantized(config->lora);
     *step = 0;
     if (!host_model_open(adapters, &config->model, &lora, precision, error)) return false;
     if (adapter_is_folder(name)) {
@@ -382,7 +375,7 @@ static bool compute_expected(MergedCheck *check, const char *name, const Config 
     int64_t step;
     SCOPED(host_model_close) HostModel adapted = {0};
     SCOPED(program_free) Program with = {0};
-    const LoraConfig lora = as_it_was(&config->lora);
+    const LoraConfig lora = lora_unquantized(config->lora);
     if (!adapter_load_alone(&adapted, name, config, PRECISION_FP32, &step, error) || !take_base(&adapted, name, config, error) ||
         !compared_open(&with, config, &lora, adapted.master, error))
         return false;
@@ -393,7 +386,7 @@ static bool compute_expected(MergedCheck *check, const char *name, const Config 
 }
 
 bool adapter_check_start(MergedCheck *check, const char *name, const Config *config, Error *error) {
-    const LoraConfig lora = as_it_was(&config->lora);
+    const LoraConfig lora = lora_unquantized(config->lora);
     Model size = model_describe(&config->model, &lora, PRECISION_FP32);
     int64_t bytes = 2 * size.graph->parameter_bytes;
     Error little;

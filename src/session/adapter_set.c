@@ -83,13 +83,6 @@ static bool check_shared_tokenizer(const NamedAdapter *a, const char *folder, co
     return name_other_template(a, own, folder, base, error);
 }
 
-/* Returns the run's adapters for an unquantized base. */
-static LoraConfig on_own_base(const NamedAdapter *a) {
-    LoraConfig lora = a->config.lora;
-    lora.base = LORA_BASE_SAME;
-    return lora;
-}
-
 static bool open_named_adapter(NamedAdapter *a, const json_t *value, const char *folder, const Config *config, Error *error) {
     const char *source = json_string_value(value);
     if (!*a->name || !name_is_plain(a->name))
@@ -100,7 +93,7 @@ static bool open_named_adapter(NamedAdapter *a, const json_t *value, const char 
         return error_set(error, ERROR_CHECKPOINT,
             "%s is not a run with adapters (RUN, RUN@STEP, RUN@best) or a PEFT folder (with adapter_config.json)", source);
     if (!(peft ? open_peft_adapter(a, source, folder, config, error) : open_run_adapter(a, source, folder, error))) return false;
-    const LoraConfig lora = on_own_base(a);
+    const LoraConfig lora = lora_unquantized(a->config.lora);
     return lora_check_unmerged(&a->config.model, &lora, error) && check_shared_tokenizer(a, folder, config, error);
 }
 
@@ -128,7 +121,7 @@ bool adapter_set_open(NamedAdapters *adapters, const char *option, const char *f
             error, ERROR_USAGE, "%s has adapters itself, but adapters= needs their base as the model: give %s", folder, config->init);
     if (!take_adapters(adapters, object, folder, config, error)) return false;
     adapters->loras = memory_allocate((size_t)adapters->count * sizeof *adapters->loras);
-    for (int i = 0; i < adapters->count; i++) adapters->loras[i] = on_own_base(&adapters->items[i]);
+    for (int i = 0; i < adapters->count; i++) adapters->loras[i] = lora_unquantized(adapters->items[i].config.lora);
     return true;
 }
 

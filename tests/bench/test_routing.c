@@ -33,45 +33,45 @@ static void start(Program *program, Config *config) {
 
 static int32_t *choices_of(const Program *program, int layer) { return executor_tensor(program->executor, program->model.routing[layer]); }
 
-/* 64 rows of 2 choices of 6 experts are 128 choices: 21 or 22 of each. */
-static void balanced_choices_are_as_even_as_can_be(void **state) {
-    (void)state;
+/* 64 rows choose 2 of 6 experts in each of 3 layers. Fills the routing, checks that the choices of a row differ and that layers
+ * differ, and returns the counts of the experts. */
+typedef struct ExpertCounts { int of[3][6]; } ExpertCounts;
+static ExpertCounts fill_and_count(BenchRouting routing) {
     Config config;
     Program program = {0};
+    ExpertCounts counts = {0};
     start(&program, &config);
-    bench_fill_routing(&program.model, &config.model, program.executor, BENCH_ROUTING_BALANCED, NULL);
-    for (int layer = 0; layer < 3; layer++) {
-        const int32_t *choices = choices_of(&program, layer);
-        int counts[6] = {0};
-        for (int i = 0; i < 128; i++) counts[choices[i]]++;
-        for (int r = 0; r < 64; r++) assert_int_not_equal(choices[2 * r], choices[2 * r + 1]);
-        for (int e = 0; e < 6; e++) assert_in_range(counts[e], 21, 22);
-    }
-    assert_memory_not_equal(choices_of(&program, 0), choices_of(&program, 1), 128 * sizeof(int32_t));
-    program_free(&program);
-}
-
-/* The counts of the seed are fixed; a choice of two of six equals a given pair in 1 of 15 rows. */
-static void random_choices_differ_within_a_row_and_between_layers(void **state) {
-    (void)state;
-    Config config;
-    Program program = {0};
-    start(&program, &config);
-    bench_fill_routing(&program.model, &config.model, program.executor, BENCH_ROUTING_RANDOM, NULL);
-    int counts[6] = {0}, even = 0;
+    bench_fill_routing(&program.model, &config.model, program.executor, routing, NULL);
     for (int layer = 0; layer < 3; layer++)
         for (int r = 0; r < 64; r++) {
             const int32_t *row = choices_of(&program, layer) + 2 * r;
             assert_int_not_equal(row[0], row[1]);
-            counts[row[0]]++, counts[row[1]]++;
+            counts.of[layer][row[0]]++, counts.of[layer][row[1]]++;
         }
-    for (int e = 0; e < 6; e++) {
-        assert_in_range(counts[e], 40, 88); /* 64 expected, deviation 6.5 */
-        even += counts[e] == 64;
-    }
-    assert_true(even < 6);
     assert_memory_not_equal(choices_of(&program, 0), choices_of(&program, 1), 128 * sizeof(int32_t));
     program_free(&program);
+    return counts;
+}
+
+/* 128 choices of 6 experts: 21 or 22 of each. */
+static void balanced_choices_are_as_even_as_can_be(void **state) {
+    (void)state;
+    const ExpertCounts counts = fill_and_count(BENCH_ROUTING_BALANCED);
+    for (int layer = 0; layer < 3; layer++)
+        for (int e = 0; e < 6; e++) assert_in_range(counts.of[layer][e], 21, 22);
+}
+
+/* The counts of the seed are fixed: 64 expected over the layers, deviation 6.5. */
+static void random_choices_differ_within_a_row_and_between_layers(void **state) {
+    (void)state;
+    const ExpertCounts counts = fill_and_count(BENCH_ROUTING_RANDOM);
+    int even = 0;
+    for (int e = 0; e < 6; e++) {
+        int sum = counts.of[0][e] + counts.of[1][e] + counts.of[2][e];
+        assert_in_range(sum, 40, 88);
+        even += sum == 64;
+    }
+    assert_true(even < 6);
 }
 
 /* Only experts that rows are given to get gradients. */

@@ -38,6 +38,16 @@ static void assert_file_refused(const char *input, PackOptions options, const ch
 
 typedef struct Written { const char *name, *content, *text; } Written;
 
+/* Packs each file and compares the documents. */
+static void check_packed(const Written *files, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        write_text(files[i].name, files[i].content);
+        pack_file(files[i].name, (PackOptions){0});
+        assert_shard_text("out", files[i].text);
+    }
+}
+#define CHECK_PACKED(files) check_packed(files, sizeof(files) / sizeof *(files))
+
 /* As Python's json.dump writes them, with and without indent, and as people put them together. The expected texts are those
  * of `datasets`. */
 static void records_of_json_are_read_in_each_shape(void **state) {
@@ -59,11 +69,7 @@ static void records_of_json_are_read_in_each_shape(void **state) {
         {"plain", "[{x}] and so on\n", "[{x}] and so on\n|"},
         {"plain", "{\"a\": 1}\nand prose\n", "{\"a\": 1}\nand prose\n|"},
     };
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        write_text(files[i].name, files[i].content);
-        pack_file(files[i].name, (PackOptions){0});
-        assert_shard_text("out", files[i].text);
-    }
+    CHECK_PACKED(files);
 }
 
 static void what_is_wrong_with_an_array_is_named_and_what_came_before_stays(void **state) {
@@ -143,11 +149,7 @@ static void the_text_of_tables_is_packed(void **state) {
         {"a.csv", "n,text\n1,\n2,two\n", "two|"},
         {"plain", "id,text\n1,one\n", "id,text\n1,one\n|"},
     };
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        write_text(files[i].name, files[i].content);
-        pack_file(files[i].name, (PackOptions){0});
-        assert_shard_text("out", files[i].text);
-    }
+    CHECK_PACKED(files);
     write_text("a.csv", "id,text,body\n1,no,yes\n");
     pack_file("a.csv", (PackOptions){.field = "body"});
     assert_shard_text("out", "yes|");

@@ -30,6 +30,12 @@
     ENTRY(autotune) ENTRY(channel) ENTRY(chat) ENTRY(documents) ENTRY(encodings) ENTRY(fasttext) ENTRY(filter) ENTRY(gguf) ENTRY(hf_config) ENTRY(hf_index) ENTRY(label) ENTRY(lease) ENTRY(llmc) ENTRY(manifest) ENTRY(measured) ENTRY(mixture) ENTRY(not_text) ENTRY(options) ENTRY(parquet) ENTRY(peft) ENTRY(place)   \
     ENTRY(records) ENTRY(reference) ENTRY(rendezvous) ENTRY(reward) ENTRY(s3_answer) ENTRY(safetensors) ENTRY(sentencepiece) ENTRY(serve) ENTRY(shard) ENTRY(shard_file) ENTRY(tokenizer) ENTRY(vae)
 
+/* A llama of one layer; `...` are further fields. */
+#define FUZZ_MODEL(...)                                                                                                                   \
+    {.family = FAMILY_llama, .layers = 1, .width = 8, .heads = 1, .kv_heads = 1, .head_dim = 8, .ffn = 8, .vocabulary = 8, .context = 8,  \
+        .rope_theta = 1e4, .rope_fraction = 1, .rope_factor = 1, .rope_attention_factor = 1, .norm_epsilon = 1e-5, .padding = -1,         \
+        .tied = true, __VA_ARGS__}
+
 static inline void require(bool condition) {
     if (!condition) abort();
 }

@@ -5,22 +5,7 @@
 #include "formats/hf_internal.h"
 #include "model/model.h"
 
-static const ModelConfig config = {.family = FAMILY_llama,
-    .layers = 1,
-    .width = 8,
-    .heads = 1,
-    .kv_heads = 1,
-    .head_dim = 8,
-    .ffn = 8,
-    .vocabulary = 8,
-    .context = 8,
-    .rope_theta = 1e4,
-    .rope_fraction = 1,
-    .rope_factor = 1,
-    .rope_attention_factor = 1,
-    .norm_epsilon = 1e-5,
-    .padding = -1,
-    .tied = true};
+static const ModelConfig config = FUZZ_MODEL();
 
 /* Writes the model's tensors from `first` to before `end`, all zero. */
 static void write_shard(const HfTensorList *list, size_t first, size_t end, const char *name) {

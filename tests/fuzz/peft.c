@@ -4,25 +4,7 @@
 #include "fuzz.h"
 #include "formats/peft.h"
 
-static const ModelConfig config = {.family = FAMILY_llama,
-    .layers = 1,
-    .width = 8,
-    .heads = 1,
-    .kv_heads = 1,
-    .head_dim = 8,
-    .ffn = 8,
-    .vocabulary = 8,
-    .context = 8,
-    .experts = 2,
-    .experts_per_token = 1,
-    .experts_period = 1,
-    .rope_theta = 1e4,
-    .rope_fraction = 1,
-    .rope_factor = 1,
-    .rope_attention_factor = 1,
-    .norm_epsilon = 1e-5,
-    .padding = -1,
-    .tied = true};
+static const ModelConfig config = FUZZ_MODEL(.experts = 2, .experts_per_token = 1, .experts_period = 1);
 
 FUZZ(peft) {
     enum { MOST_RANK = 16, MOST_TARGETS = 1 << 12 };

@@ -53,6 +53,24 @@ static inline int setup_words(void **state) {
     return 0;
 }
 
+/* Trains run=one in one process, and runs of several ranks in the layouts that a policy has; `check` compares each run with it. */
+static inline void compare_policy_layouts(const char *settings, void (*check)(const char *run)) {
+    static const struct {
+        int ranks;
+        const char *layout;
+    } layouts[] = {{2, "layout.zero=0"}, {3, "layout.zero=1"}, {2, "layout.zero=2"}, {2, "layout.tp=2"}, {4, "layout.tp=2 layout.zero=1"}};
+    smelt_says(ERROR_NONE, "", "%sprecision=fp64 run=one rl.slots=3", settings);
+    for (int i = 0; i < 5; i++) {
+        char run[16];
+        snprintf(run, sizeof run, "ranks-%d", i);
+        smelt_says(ERROR_NONE, "", "launch -n %d -- %sprecision=fp64 batch.sequences=1 %s run=%s", layouts[i].ranks, settings,
+            layouts[i].layout, run);
+        compare_records_within(run, "one", "step", "grad_norm", 1e-8);
+        compare_records_within(run, "one", "step", "reward", 0);
+        check(run);
+    }
+}
+
 static inline void setup_sums(void) {
     write_sums("sums.jsonl", 10000, 1, true);
     write_sums("tasks.jsonl", 1000, 2, false);

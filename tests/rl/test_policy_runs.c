@@ -72,20 +72,11 @@ static void a_killed_run_continues_with_the_same_bits(void **state) {
     assert_true(same_checkpoint("killed", "unkilled", 24));
 }
 
+static void check_evaluation(const char *run) { compare_records_within(run, "one", "evaluation", "reward", 0); }
+
 static void ranks_learn_what_one_process_learns(void **state) {
     (void)state;
-    static const char *const layouts[] = {"layout.zero=0", "layout.zero=1", "layout.zero=2", "layout.tp=2", "layout.tp=2 layout.zero=1"};
-    smelt_good(SHORT "precision=fp64 run=one rl.slots=3");
-    for (int i = 0; i < 5; i++) {
-        char run[16], words[768];
-        snprintf(run, sizeof run, "ranks-%d", i);
-        snprintf(words, sizeof words, "launch -n %d -- " SHORT "precision=fp64 batch.sequences=1 %s run=%s", (int[]){2, 3, 2, 2, 4}[i],
-            layouts[i], run);
-        smelt_good(words);
-        compare_records_within(run, "one", "step", "grad_norm", 1e-8);
-        compare_records_within(run, "one", "step", "reward", 0);
-        compare_records_within(run, "one", "evaluation", "reward", 0);
-    }
+    compare_policy_layouts(SHORT, check_evaluation);
 }
 
 /* -- Options ------------------------------------------------------------------------------------------------------- */
