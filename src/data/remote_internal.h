@@ -40,7 +40,7 @@ typedef uint64_t UnalignedU64 __attribute__((aligned(1)));
 /* Opens the source that a folder of remote_mirror describes. *remote is NULL if it is not such a
  * folder. ERROR_DATA. */
 bool remote_open(Remote **remote, const char *folder, Error *error);
-void remote_close(Remote *remote); /* NULL is allowed; running requests are cancelled */
+void remote_close(Remote *remote); /* NULL is allowed; running requests are canceled */
 /* Returns NULL if the source has no object with that name. */
 RemoteObject *remote_find(Remote *remote, const char *name);
 const char *remote_path(const RemoteObject *object); /* "s3://BUCKET/PREFIX/NAME" */

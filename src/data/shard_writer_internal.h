@@ -19,7 +19,7 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
  * tokenizer's own, if it has one. */
 void shard_writer_tokenizer(ShardWriter *writer, const char *tokenizer, const char *template);
 /* Appends to the open document, so that one document can take several calls. A failed writer can
- * only be cancelled. */
+ * only be canceled. */
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 bool shard_writer_end_document(ShardWriter *writer, Error *error);
 /* Makes it a shard of pairs, with a loss mask: of each two documents, the first is an answer that
