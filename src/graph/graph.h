@@ -434,8 +434,8 @@ typedef bool (*ExecutorHook)(void *context, const Graph *graph, int node, double
 
 /* Allocates every arena on the backend's device and binds one call per node. Several executors may
  * share weights: the executor uses the arenas in `shared` (NULL, or by Arena with NULL for an arena
- * that is not shared) and does not free them. Constants that are shared must be those of an executor
- * with the same constants, which has written them. The graph must be planned for the backend and
+ * that is not shared) and does not free them. Shared constants must be equal to this graph's, and
+ * another executor must have written them. The graph must be planned for the backend and
  * outlive the executor. ERROR_MEMORY; ERROR_USAGE if the backend lacks a kernel. */
 Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *backend, void *const *shared, Error *error);
 void executor_free(Executor *executor);

@@ -2,8 +2,8 @@
  *
  * With SMELT_LAUNCHES=FILE, check_device() counts from its opening on, and each program appends to FILE when it ends, one
  * line for each kernel, problem and grid: "gemm_nt 3f2a0c11d4e59b07 64x1x1 12". The problem is a hash of the shapes of
- * the latest graph that check.h has planned, or of the latest GEMM; 0 before the first. Tests that use neither have shapes that this does
- * not see. tools/test-gpu reads the lines. */
+ * the latest graph that check.h has planned, or of the latest GEMM; 0 before the first. Tests that use neither do not
+ * change it. tools/test-gpu reads the lines. */
 #pragma once
 
 #include "backend/gpu/kernel_launch.h"
