@@ -111,7 +111,7 @@ def run_smelt(arguments, model, variant, round_number):
     return line
 
 
-def summarise(results):
+def summarize(results):
     """One row per contestant, medians over the pooled steps of its rounds; ratios are to the quickest peer of the same model."""
     groups = {}
     for line in results:
@@ -209,7 +209,7 @@ def main():
             if not arguments.no_smelt:
                 runs = [run_smelt(arguments, model, variant, round_number) for variant in arguments.variant]
                 results += [line for line in runs if line is not None]
-    show(summarise(results), arguments.csv)
+    show(summarize(results), arguments.csv)
 
 
 if __name__ == "__main__":

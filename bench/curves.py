@@ -45,11 +45,11 @@ def plot(path, curves, title):
     names = list(curves)
     lines = dict(curves)
     lines["10 x their difference"] = [10 * abs(a - b) for a, b in zip(curves[names[0]], curves[names[1]])]
-    for i, ((name, values), colour) in enumerate(zip(lines.items(), ("#1f77b4", "#d62728", "#7f7f7f"))):
+    for i, ((name, values), color) in enumerate(zip(lines.items(), ("#1f77b4", "#d62728", "#7f7f7f"))):
         dash = ' stroke-dasharray="6 4"' if i == 1 else ""
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="{1.6 if i < 2 else 1}"{dash} '
+        parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="{1.6 if i < 2 else 1}"{dash} '
                      f'points="{" ".join(point(j, min(values[j], highest)) for j in range(0, count, max(1, count // 400)))}"/>')
-        parts.append(f'<text x="{width - 20}" y="{top + 20 + 16 * i}" text-anchor="end" fill="{colour}">{name}</text>')
+        parts.append(f'<text x="{width - 20}" y="{top + 20 + 16 * i}" text-anchor="end" fill="{color}">{name}</text>')
     with open(path, "w") as file:
         file.write("\n".join(parts) + "</svg>\n")
 

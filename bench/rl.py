@@ -94,10 +94,10 @@ def plot(path, curves):
         parts.append(f'<text x="{x(min(tick, count - 1)):.1f}" y="{height - bottom + 16}" text-anchor="middle">{tick}</text>')
     parts.append(f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">step</text>')
     for name, rewards in curves.items():
-        colour = "#1f77b4" if name.startswith("reverse") else "#d62728"
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.2" points="{" ".join(f"{x(i):.1f},{y(r):.1f}" for i, r in enumerate(rewards))}"/>')
-    for i, (label, colour) in enumerate((("reverse words, 3 seeds", "#1f77b4"), ("sums, 3 seeds", "#d62728"))):
-        parts.append(f'<text x="{width - 20}" y="{y(0.1) - 16 * i:.1f}" text-anchor="end" fill="{colour}">{label}</text>')
+        color = "#1f77b4" if name.startswith("reverse") else "#d62728"
+        parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="1.2" points="{" ".join(f"{x(i):.1f},{y(r):.1f}" for i, r in enumerate(rewards))}"/>')
+    for i, (label, color) in enumerate((("reverse words, 3 seeds", "#1f77b4"), ("sums, 3 seeds", "#d62728"))):
+        parts.append(f'<text x="{width - 20}" y="{y(0.1) - 16 * i:.1f}" text-anchor="end" fill="{color}">{label}</text>')
     with open(path, "w") as file:
         file.write("\n".join(parts) + "</svg>\n")
 

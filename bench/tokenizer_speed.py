@@ -4,7 +4,7 @@
     bench/tokenizer_speed.py FOLDER [--file TEXT] [--rounds N]     FOLDER as tests/golden/compare_tokenizers.py made it (its venv and vocabularies)
 
 The contestants take turns; a round encodes the whole file in documents of about 10 KB. Rates are medians over the rounds, MB/s of text. Without
---file the text is Python's own library and message catalogues of many languages, 4 MB."""
+--file the text is Python's own library and message catalogs of many languages, 4 MB."""
 import argparse
 import os
 import statistics
@@ -41,7 +41,7 @@ def main():
         with open(arguments.file, encoding="utf-8", errors="replace") as file:
             text = file.read()
     else:
-        text = "\n".join(golden.sources(3000000) + golden.catalogues(1000000))
+        text = "\n".join(golden.sources(3000000) + golden.catalogs(1000000))
     texts = [text[i:i + SIZE] for i in range(0, len(text), SIZE)]
     raw = [text.encode() for text in texts]
     size = sum(map(len, raw))

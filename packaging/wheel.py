@@ -45,7 +45,7 @@ def glibc(program):
     return max(tuple(map(int, found)) for found in re.findall(r"GLIBC_(\d+)\.(\d+)", output("objdump", "-T", program)))
 
 
-def licence(library):
+def license(library):
     """The Debian package of a library, and its copyright file."""
     package = output("dpkg-query", "-S", os.path.realpath(library)).split(":")[0]
     return package, read(f"/usr/share/doc/{package}/copyright")
@@ -64,7 +64,7 @@ def content():
     files.append((f"{info}/METADATA", METADATA.encode() + read("docs/python.md"), False))
     files.append((f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: smelt\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(), False))
     files.append((f"{info}/LICENSE", read("LICENSE"), False))
-    for package, text in sorted({licence(library) for library in libraries}):
+    for package, text in sorted({license(library) for library in libraries}):
         files.append((f"{info}/licenses/{package}", text, False))
     digest = lambda data: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     record = "".join(f"{name},sha256={digest(data)},{len(data)}\n" for name, data, _ in files) + f"{info}/RECORD,,\n"
@@ -79,4 +79,4 @@ with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         entry.external_attr = (0o100755 if program else 0o100644) << 16
         entry.compress_type = zipfile.ZIP_DEFLATED
         wheel.writestr(entry, data)
-print(f"{path}: {os.path.getsize(path) >> 20} MiB, with the licences of {len(libraries)} libraries")
+print(f"{path}: {os.path.getsize(path) >> 20} MiB, with the licenses of {len(libraries)} libraries")

@@ -100,7 +100,7 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
         fprintf(file, "- calibrated by %s: GEMMs take the rate of the nearest measured shape; all other rates are scaled in proportion\n",
             cluster->measured->source);
     static const char *const sources[] = {[RATES_SCALED] = "rates of the H100 in proportion to the best GEMM and copy of this processor",
-        [RATES_MODELLED] = "rates of smelt's kernels in a cycle model (docs/amd.md), limited to the best known GEMM",
+        [RATES_MODELED] = "rates of smelt's kernels in a cycle model (docs/amd.md), limited to the best known GEMM",
         [RATES_MEASURED] = "rates measured with smelt on this processor"};
     fprintf(file,
         "- %s: GEMMs %.3g, head %.3g, attention %.3g forward and %.3g backward (long sequences) TFLOP/s; memory %.3g, optimizer %.3g "

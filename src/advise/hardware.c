@@ -109,12 +109,12 @@ static const Hardware *measured_row(void) {
  * without the loss of the last, partly filled wave, which gemm_fit models. Attention: 32 heads of
  * 128 over 4,096 tokens. CCA: of ZAYA1-8B, 16,384 tokens, forward and backward. The head on gfx950
  * and gfx90a was not modeled and takes the value of gfx942. */
-typedef struct ModelledShares {
+typedef struct ModeledShares {
     const char *target;
     double gemm, head, experts, expert_weights, attention, attention_gradient, convolution, memory, optimizer;
-} ModelledShares;
+} ModeledShares;
 
-static const ModelledShares modelled[] = {
+static const ModeledShares modeled[] = {
     {"gfx942", 0.95, 0.72, 0.96, 0.88, 0.64, 0.36, 0.106, 0.9, 1},
     {"gfx950", 0.75, 0.72, 0.68, 0.55, 0.46, 0.25, 0.067, 0.9, 1},
     {"gfx90a", 0.95, 0.72, 0.89, 0.73, 0.56, 0.40, 0.24, 0.9, 1},
@@ -148,32 +148,32 @@ static void scale_rates(Hardware *hardware) {
         &hardware->rates, usual_gemm(hardware) / measured_row()->best_bf16, usual_copy(hardware) / measured_row()->best_bandwidth);
 }
 
-static const ModelledShares *modelled_shares(const char *target) {
-    for (size_t i = 0; target && i < sizeof modelled / sizeof *modelled; i++)
-        if (!strcmp(target, modelled[i].target)) return &modelled[i];
+static const ModeledShares *modeled_shares(const char *target) {
+    for (size_t i = 0; target && i < sizeof modeled / sizeof *modeled; i++)
+        if (!strcmp(target, modeled[i].target)) return &modeled[i];
     return NULL;
 }
 
 /* Returns the FLOP/s of a fraction of the peak, capped at the best measured GEMM. */
-static double modelled_rate(const Hardware *hardware, double share) {
+static double modeled_rate(const Hardware *hardware, double share) {
     double rate = loaded_clock * share * hardware->peak_bf16;
     return hardware->best_bf16 > 0 ? fmin(rate, hardware->best_bf16) : rate;
 }
 
-static void take_modelled_rates(Hardware *hardware, const ModelledShares *shares) {
+static void take_modeled_rates(Hardware *hardware, const ModeledShares *shares) {
     const double length = 4096; /* of the modeled attention */
     Rates *rates = &hardware->rates;
-    rates->gemm = modelled_rate(hardware, shares->gemm);
-    rates->head = modelled_rate(hardware, shares->head);
-    rates->experts = modelled_rate(hardware, shares->experts);
-    rates->expert_weights = modelled_rate(hardware, shares->expert_weights);
-    rates->convolution = modelled_rate(hardware, shares->convolution);
+    rates->gemm = modeled_rate(hardware, shares->gemm);
+    rates->head = modeled_rate(hardware, shares->head);
+    rates->experts = modeled_rate(hardware, shares->experts);
+    rates->expert_weights = modeled_rate(hardware, shares->expert_weights);
+    rates->convolution = modeled_rate(hardware, shares->convolution);
     rates->muon = rates->gemm * h100_rates.muon / h100_rates.gemm;
-    rates->attention = modelled_rate(hardware, shares->attention * (1 + rates->attention_rows / length));
-    rates->attention_gradient = modelled_rate(hardware, shares->attention_gradient * (1 + rates->attention_gradient_rows / length));
+    rates->attention = modeled_rate(hardware, shares->attention * (1 + rates->attention_rows / length));
+    rates->attention_gradient = modeled_rate(hardware, shares->attention_gradient * (1 + rates->attention_gradient_rows / length));
     rates->memory = shares->memory * usual_copy(hardware);
     rates->optimizer = shares->optimizer * usual_copy(hardware);
-    hardware->source = RATES_MODELLED;
+    hardware->source = RATES_MODELED;
 }
 
 void hardware_calibrate(Hardware *hardware, double gemm, double copy) {
@@ -208,8 +208,8 @@ static Hardware complete_row(int index) {
     const Hardware *known = measured_row();
     double ratio = hardware.peak_fp8 / hardware.peak_bf16, known_ratio = known->peak_fp8 / known->peak_bf16;
     hardware.fp8_gain = hardware.host_memory ? cpu_fp8_gain : h100_fp8_gain * ratio / known_ratio;
-    const ModelledShares *shares = modelled_shares(hardware.target);
-    if (shares) take_modelled_rates(&hardware, shares);
+    const ModeledShares *shares = modeled_shares(hardware.target);
+    if (shares) take_modeled_rates(&hardware, shares);
     else if (hardware.source == RATES_SCALED) scale_rates(&hardware);
     return hardware;
 }

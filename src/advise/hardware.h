@@ -23,7 +23,7 @@ typedef struct Rates {
 
 typedef enum RatesSource {
     RATES_SCALED,   /* the rates of the H100, in proportion to the best GEMM and copy */
-    RATES_MODELLED, /* of smelt's kernels in the cycle model of AMD's GPUs (docs/amd.md) */
+    RATES_MODELED,  /* of smelt's kernels in the cycle model of AMD's GPUs (docs/amd.md) */
     RATES_MEASURED, /* with smelt, on this processor */
 } RatesSource;
 

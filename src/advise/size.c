@@ -167,20 +167,20 @@ static void check_gemms(Sizing *sizing, const SizeQuestion *question) {
     SCOPED(model_free)
     Model model =
         model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config_recompute(config));
-    double total = 0, quantised = 0, ramp = 0;
+    double total = 0, quantized = 0, ramp = 0;
     for (int i = 0; i < model.graph->node_count; i++) {
         Work work = work_of_node(model.graph, &model.graph->nodes[i]);
         double seconds = work_seconds(&work, &question->hardware, question->measured);
         total += seconds;
         if (work.class > WORK_EXPERT_WEIGHTS) continue;
         GemmFit fit = gemm_fit(&work.gemm, &question->hardware);
-        quantised += seconds * (1 - fit.tile * fit.wave);
+        quantized += seconds * (1 - fit.tile * fit.wave);
         ramp += seconds * (1 - fit.ramp);
     }
     const double worth_telling = 0.1;
     int64_t sequences = config->batch.sequences;
-    add(sizing, quantised / total > worth_telling ? VERDICT_NOTE : VERDICT_OK, "batch.sequences", sequences, 0,
-        "tile and wave quantization of all GEMMs: %.1f%% of a microbatch's time", 100 * quantised / total);
+    add(sizing, quantized / total > worth_telling ? VERDICT_NOTE : VERDICT_OK, "batch.sequences", sequences, 0,
+        "tile and wave quantization of all GEMMs: %.1f%% of a microbatch's time", 100 * quantized / total);
     if (question->hardware.plateau > 0)
         add(sizing, ramp / total > worth_telling ? VERDICT_NOTE : VERDICT_OK, "batch.sequences", sequences, 0,
             "GEMMs under the plateau of %.0f GFLOP: %.1f%% of a microbatch's time", 1e-9 * question->hardware.plateau, 100 * ramp / total);

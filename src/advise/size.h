@@ -23,7 +23,7 @@ typedef struct Finding {
 
 enum { SIZE_FINDINGS = 24 };
 
-/* The subject of a judgement. */
+/* The subject of a judgment. */
 typedef struct SizeQuestion {
     const Config *config; /* checked */
     Hardware hardware;
@@ -48,14 +48,14 @@ void size_set_heads(ModelConfig *model, int64_t head_dim, int64_t queries);
 
 /* Finds models without faults that have the same number of parameters within 1%, fastest first.
  * They are faster than this model, unless it has faults itself. The one with the fewest changes is
- * among them (neighbours.c). */
-typedef struct Neighbour {
+ * among them (neighbors.c). */
+typedef struct Neighbor {
     ModelConfig model;
     SizeEstimate estimate;
     int changes;
-} Neighbour;
-enum { SIZE_NEIGHBOURS = 5 };
-int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIGHBOURS]);
+} Neighbor;
+enum { SIZE_NEIGHBORS = 5 };
+int size_neighbors(const SizeQuestion *question, Neighbor neighbors[SIZE_NEIGHBORS]);
 
 /* Experts of other widths with the same number of parameters (experts.c): training time per token
  * against decoding time. */

@@ -91,18 +91,18 @@ static void print_change(FILE *file, const char *name, int64_t old, int64_t new)
     if (old != new) fprintf(file, " model.%s=%lld", name, (long long)new);
 }
 
-static void print_neighbours(const SizeQuestion *question, FILE *file) {
+static void print_neighbors(const SizeQuestion *question, FILE *file) {
     const ModelConfig *from = &question->config->model;
-    Neighbour neighbours[SIZE_NEIGHBOURS];
+    Neighbor neighbors[SIZE_NEIGHBORS];
     SizeEstimate now = size_estimate(question, from);
-    int count = size_neighbours(question, neighbours);
+    int count = size_neighbors(question, neighbors);
     fprintf(file, "\nneighbors of equal size (+-1%% parameters), no fault, by modeled relative speed\n");
     if (count == 0) fprintf(file, "  none is quicker\n");
     for (int i = 0; i < count; i++) {
-        const ModelConfig *to = &neighbours[i].model;
+        const ModelConfig *to = &neighbors[i].model;
         char parameters[32];
-        log_format_count(neighbours[i].estimate.parameters, parameters);
-        fprintf(file, "  x%.3f %8s ", now.seconds / neighbours[i].estimate.seconds, parameters);
+        log_format_count(neighbors[i].estimate.parameters, parameters);
+        fprintf(file, "  x%.3f %8s ", now.seconds / neighbors[i].estimate.seconds, parameters);
         print_change(file, "layers", from->layers, to->layers);
         print_change(file, "width", from->width, to->width);
         print_change(file, "heads", from->heads, to->heads);
@@ -141,7 +141,7 @@ void size_print(const Sizing *sizing, const SizeQuestion *question, FILE *file) 
     fprintf(file, "%s parameters, %s active per token, on %s\n\n", parameters, active, question->hardware.title);
     print_findings(sizing, file);
     print_gemms(question, file);
-    print_neighbours(question, file);
+    print_neighbors(question, file);
     print_experts(question, file);
     if (sizing->faults) fprintf(file, "\n%d fault%s\n", sizing->faults, sizing->faults == 1 ? "" : "s");
     else fprintf(file, "\npasses\n");

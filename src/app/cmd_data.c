@@ -322,8 +322,8 @@ static bool find_shown(const ShardSet *set, int64_t number, int64_t *start, int6
 }
 
 /* Prints the start or end mark of trained tokens: green on a terminal, otherwise {+ and +}. */
-static void trained_mark(bool trained, bool colour) {
-    if (colour) fputs(trained ? "\033[32m" : "\033[0m", stdout);
+static void trained_mark(bool trained, bool color) {
+    if (color) fputs(trained ? "\033[32m" : "\033[0m", stdout);
     else fputs(trained ? "{+" : "+}", stdout);
 }
 
@@ -364,7 +364,7 @@ static bool print_document(const Shown *shown, int64_t number, Error *error) {
     if (count && !shard_set_read(set, start, count, (int64_t)INT32_MAX + 1, tokens, marks, error)) return false;
     TokenizerDecoder decoder = {0};
     if (shown->tokenizer) decoder = tokenizer_decoder(shown->tokenizer, false);
-    bool colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), marked = false;
+    bool color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), marked = false;
     Utf8Stream stream = {0};
     printf("document %" PRId64 "%s: %" PRId64 " tokens, %" PRId64 " trained\n", number,
         !set->pairs       ? ""
@@ -376,12 +376,12 @@ static bool print_document(const Shown *shown, int64_t number, Error *error) {
         char byte = (char)tokens[i];
         size_t length = 1;
         const char *text = shown->tokenizer ? tokenizer_decode(&decoder, tokens[i], &length) : &byte;
-        if (now != marked) trained_mark(marked = now, colour);
+        if (now != marked) trained_mark(marked = now, color);
         if (!shown->name) printf("%s%" PRId32, i > 0 ? " " : "", tokens[i]);
         else if (!shown->tokenizer && tokens[i] == BYTE_SEPARATOR) fputs("<end>", stdout);
         else print_text_part(&stream, text, length);
     }
-    if (marked) trained_mark(false, colour);
+    if (marked) trained_mark(false, color);
     printf("%s\n", count < end - start ? " ..." : "");
     return true;
 }

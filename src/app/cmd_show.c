@@ -90,9 +90,9 @@ static void print_identity(const char *run, json_t *identity, FILE *out) {
 }
 
 static void print_state(const RunState *state, FILE *out) {
-    char told[RUN_TOLD];
-    run_state_describe(state, log_unix_seconds(), told);
-    fprintf(out, "  state           %s\n", told);
+    char state_text[RUN_STATE_TEXT];
+    run_state_describe(state, log_unix_seconds(), state_text);
+    fprintf(out, "  state           %s\n", state_text);
 }
 
 static void print_fork(const json_t *fork, FILE *out) {

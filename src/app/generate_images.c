@@ -59,7 +59,7 @@ static bool check_output(const char *path, bool overwrite, bool (*is_kind)(const
 
 static bool check_pictures(const Gallery *gallery, Error *error) {
     const ImageOptions *images = &gallery->options->images;
-    bool pixels = gallery->channels == 1 || gallery->channels == VAE_COLOURS;
+    bool pixels = gallery->channels == 1 || gallery->channels == VAE_COLORS;
     if (!*images->out && !*images->png)
         return error_set(error, ERROR_USAGE, "no output file is set: set out=FILE.safetensors for latents, or png=FILE.png");
     if (*images->vae && !*images->png)
@@ -134,7 +134,7 @@ static bool write_latents(const Gallery *gallery, Error *error) {
 
 /* Decodes the latents of all images into `pixels`. */
 static bool decode_latents(const Gallery *gallery, float *pixels, Error *error) {
-    int64_t scale = vae_scale(gallery->vae), area = VAE_COLOURS * scale * gallery->height * scale * gallery->width;
+    int64_t scale = vae_scale(gallery->vae), area = VAE_COLORS * scale * gallery->height * scale * gallery->width;
     Progress progress = progress_start("decoding", "images", gallery->set.samples);
     bool good = true;
     for (int64_t i = 0; i < gallery->set.samples && good; i++) {
@@ -150,7 +150,7 @@ static bool write_pictures(const Gallery *gallery, Error *error) {
     enum { COLUMNS = 10 };
     const char *png = gallery->options->images.png;
     int64_t samples = gallery->set.samples, scale = gallery->vae ? vae_scale(gallery->vae) : 1;
-    Picture form = {gallery->vae ? VAE_COLOURS : gallery->channels, scale * gallery->height, scale * gallery->width, NULL};
+    Picture form = {gallery->vae ? VAE_COLORS : gallery->channels, scale * gallery->height, scale * gallery->width, NULL};
     int64_t area = form.channels * form.height * form.width;
     if (!*png) return true;
     SCOPED_FREE float *decoded = gallery->vae ? memory_allocate((size_t)(samples * area) * sizeof *decoded) : NULL;

@@ -30,7 +30,7 @@ void log_only_errors(void) { only_errors = true; }
 
 static bool on_terminal(void) { return isatty(STDERR_FILENO); }
 
-static bool in_colour(void) {
+static bool in_color(void) {
     const char *no_color = getenv("NO_COLOR"), *terminal = getenv("TERM");
     return on_terminal() && !(no_color && *no_color) && !(terminal && strcmp(terminal, "dumb") == 0);
 }
@@ -45,34 +45,33 @@ static void neutralise_controls(char *text) {
 /* Prints each line with one write, so that lines of several processes do not mix; its first `label`
  * bytes are colored. On a terminal a line first clears a progress line; the next update draws it
  * again. */
-static void print_whole(const char *line, const char *colour, size_t label) {
+static void print_whole(const char *line, const char *color, size_t label) {
     char *text = NULL;
     size_t size;
     FILE *whole = open_memstream(&text, &size);
     if (!whole) return;
     wrap_lines(whole, line, wrap_columns(STDERR_FILENO));
     fclose(whole);
-    fprintf(
-        stderr, "%s%s%.*s%s%s\n", on_terminal() ? LOG_CLEAR_LINE : "", colour, (int)label, text, *colour ? "\033[0m" : "", text + label);
+    fprintf(stderr, "%s%s%.*s%s%s\n", on_terminal() ? LOG_CLEAR_LINE : "", color, (int)label, text, *color ? "\033[0m" : "", text + label);
     free(text);
 }
 
-static void print_log_line(const char *label, const char *colour, const char *format, va_list arguments) {
+static void print_log_line(const char *label, const char *color, const char *format, va_list arguments) {
     char message[8192], line[sizeof message + 64];
     int needed = vsnprintf(message, sizeof message, format, arguments);
     if (needed >= (int)sizeof message) memcpy(message + sizeof message - 4, "...", 4);
     neutralise_controls(message);
     snprintf(line, sizeof line, "%s%s", label, message);
-    print_whole(line, in_colour() ? colour : "", strlen(label));
+    print_whole(line, in_color() ? color : "", strlen(label));
     if (copy_line) copy_line(copy_context, line);
 }
 
-#define LOG_FUNCTION(NAME, LABEL, COLOUR, SHOWN)        \
+#define LOG_FUNCTION(NAME, LABEL, COLOR, SHOWN)        \
     void NAME(const char *format, ...) {                \
         va_list arguments;                              \
         if (!(SHOWN)) return;                           \
         va_start(arguments, format);                    \
-        print_log_line(LABEL, COLOUR, format, arguments);   \
+        print_log_line(LABEL, COLOR, format, arguments);   \
         va_end(arguments);                              \
     }
 LOG_FUNCTION(log_info, "", "", !only_errors)

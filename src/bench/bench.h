@@ -39,7 +39,7 @@ typedef struct BenchOptions {
 
 /* -- Results ------------------------------------------------------------------------------------------------------- */
 
-enum { BENCH_TEXT = -1, BENCH_MOST_COLUMNS = 24, BENCH_PLOT_SERIES = 4 };
+enum { BENCH_TEXT = -1, BENCH_PLOT_SERIES = 4 };
 
 typedef struct BenchColumn {
     const char *name; /* "gbps"; also the JSON key */

@@ -15,8 +15,8 @@
 enum { WIDTH = 960, HEIGHT = 540, LEFT = 76, RIGHT = WIDTH - 220, TOP = 64, BOTTOM = HEIGHT - 60 };
 enum { TICKS = 8, MOST_CURVES = 16, LABEL = 96 };
 
-static const char *const colours[] = {"#2a6f97", "#c2571a", "#3d8361", "#8a5a9e", "#b3261e", "#7a7a2a", "#4a7ab8", "#a35d3a"};
-static const char *colour_of(int curve) { return colours[curve % (int)(sizeof colours / sizeof *colours)]; }
+static const char *const colors[] = {"#2a6f97", "#c2571a", "#3d8361", "#8a5a9e", "#b3261e", "#7a7a2a", "#4a7ab8", "#a35d3a"};
+static const char *color_of(int curve) { return colors[curve % (int)(sizeof colors / sizeof *colors)]; }
 
 typedef struct PlotPoint { double x, y; } PlotPoint; /* a row of the results */
 
@@ -91,13 +91,13 @@ static void collect_points(Drawing *drawing, const BenchResults *results) {
 
 static void draw_curve(const Drawing *drawing, int index) {
     const PlotPoint *points = drawing->curves[index].points;
-    fprintf(drawing->file, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\" d=\"", colour_of(index));
+    fprintf(drawing->file, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\" d=\"", color_of(index));
     for (int i = 0; i < drawing->curves[index].count; i++)
         fprintf(drawing->file, "%c%.1f %.1f", i ? 'L' : 'M', place_x(drawing, points[i].x), place_y(drawing, points[i].y));
     fputs("\"/>\n", drawing->file);
     for (int i = 0; i < drawing->curves[index].count; i++)
         fprintf(drawing->file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", place_x(drawing, points[i].x),
-            place_y(drawing, points[i].y), colour_of(index));
+            place_y(drawing, points[i].y), color_of(index));
 }
 
 /* -- Axes and text ------------------------------------------------------------------------------------------------- */
@@ -138,7 +138,7 @@ static void draw_legend(const Drawing *drawing) {
     enum { LINE = 22 };
     for (int i = 0; i < drawing->count; i++) {
         int x = RIGHT + 20, y = TOP + 10 + i * LINE;
-        fprintf(drawing->file, "<path stroke=\"%s\" stroke-width=\"3\" d=\"M%d %dh18\"/>", colour_of(i), x, y - 4);
+        fprintf(drawing->file, "<path stroke=\"%s\" stroke-width=\"3\" d=\"M%d %dh18\"/>", color_of(i), x, y - 4);
         draw_text(drawing->file, drawing->curves[i].label, "x=\"%d\" y=\"%d\"", x + 26, y);
     }
 }

@@ -107,20 +107,20 @@ void comm_close(Comm *comm) {
     close_comm_group(comm);
 }
 
-Comm *comm_split(Comm *comm, int colour, const char *name, Error *error) {
-    SCOPED_FREE int64_t *colours = memory_allocate((size_t)comm->size * sizeof *colours);
-    colours[comm->rank] = colour;
-    bool done = comm_host_all_gather(comm, name, colours, 1, COMM_I64, error);
+Comm *comm_split(Comm *comm, int color, const char *name, Error *error) {
+    SCOPED_FREE int64_t *colors = memory_allocate((size_t)comm->size * sizeof *colors);
+    colors[comm->rank] = color;
+    bool done = comm_host_all_gather(comm, name, colors, 1, COMM_I64, error);
     int size = 0, rank = 0;
     for (int i = 0; i < comm->size; i++) {
-        bool member = colour < 0 ? i == comm->rank : colours[i] == colour;
+        bool member = color < 0 ? i == comm->rank : colors[i] == color;
         size += member;
         rank += member && i < comm->rank;
     }
-    uint64_t origin[] = {comm->id, ++comm->splits, (uint64_t)(int64_t)colour};
+    uint64_t origin[] = {comm->id, ++comm->splits, (uint64_t)(int64_t)color};
     Comm *group = done ? comm_new_group(comm->engine, (uint32_t)hash_bytes(origin, sizeof origin) | 1, name, rank, size) : NULL;
     for (int i = 0, next = 0; done && i < comm->size; i++)
-        if (colour < 0 ? i == comm->rank : colours[i] == colour) group->ranks[next++] = comm->ranks ? comm->ranks[i] : 0;
+        if (color < 0 ? i == comm->rank : colors[i] == color) group->ranks[next++] = comm->ranks ? comm->ranks[i] : 0;
     if (!group || !group->engine || !group->engine->nccl || nccl_join(group, error)) return group;
     comm_close(group);
     return NULL;

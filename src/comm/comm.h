@@ -70,10 +70,10 @@ Comm *comm_alone(void);
  * outlives the comm. Collective; call it before comm_split. ERROR_USAGE (NCCL or RCCL is missing),
  * ERROR_COMMUNICATION. */
 bool comm_use_device(Comm *comm, Device *device, Error *error);
-/* Returns the group of the ranks that gave the same colour, in the order of `comm`. Collective over
- * `comm`. A rank with a negative colour gets a group of its own. Close the group before `comm`.
+/* Returns the group of the ranks that gave the same color, in the order of `comm`. Collective over
+ * `comm`. A rank with a negative color gets a group of its own. Close the group before `comm`.
  * Returns NULL after a failure. */
-Comm *comm_split(Comm *comm, int colour, const char *name, Error *error);
+Comm *comm_split(Comm *comm, int color, const char *name, Error *error);
 /* Gives the group its own stream on GPUs. Its collectives then run concurrently with other groups'
  * collectives, and before kernels that wait for a place on the device. For transfers that compute
  * waits for soon, or that wait for other ranks' compute. No effect elsewhere. NULL is fine. */

@@ -68,13 +68,13 @@ static int remaining(Transfer *transfer, Label *label, struct iovec *parts) {
 static bool move_some(Transfer *transfer, int socket, Error *error) {
     struct iovec parts[2];
     struct msghdr message = {.msg_iov = parts};
-    bool labelled = transfer->moved >= LABEL_BYTES;
+    bool labeled = transfer->moved >= LABEL_BYTES;
     message.msg_iovlen = (size_t)remaining(transfer, transfer->receive ? &transfer->seen : &transfer->label, parts);
     ssize_t bytes = transfer->receive ? recvmsg(socket, &message, MSG_DONTWAIT) : sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return true;
     if (bytes <= 0) return lost(transfer->peer, bytes < 0 ? errno : 0, error);
     transfer->moved += bytes;
-    return !transfer->receive || labelled || transfer->moved < LABEL_BYTES || label_check(transfer, error);
+    return !transfer->receive || labeled || transfer->moved < LABEL_BYTES || label_check(transfer, error);
 }
 
 static bool tcp_exchange(Transport *transport, Transfer *transfers, int count, Error *error) {

@@ -97,7 +97,7 @@ typedef struct LayoutRule {
     const char *reason;
 } LayoutRule;
 
-CONDITION(predicts_further, config->model.mtp > 0)
+CONDITION(has_prediction_layer, config->model.mtp > 0)
 
 #define COPY "layout.tp x pp x cp x ep"
 static const LayoutRule rules[] = {
@@ -113,7 +113,7 @@ static const LayoutRule rules[] = {
     {is_tensor, "layout.tp", tp, DIVIDES, "batch.sequences x data.length / layout.cp", rows,
         "tensor parallelism splits the tokens between layers"},
     {NULL, "layout.pp", pp, AT_MOST, "model.layers", layers, "every pipeline stage needs a layer"},
-    {predicts_further, "layout.pp", pp, AT_MOST, "the stages of a model with model.mtp", one,
+    {has_prediction_layer, "layout.pp", pp, AT_MOST, "the stages of a model with model.mtp", one,
         "multi-token prediction reads the embedding and the last layer's result"},
     {saves_in_host, "layout.pp", pp, AT_MOST, "the stages with offload=activations or both", one,
         "a stage keeps the activations of several microbatches in device memory"},

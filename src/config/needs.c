@@ -40,7 +40,7 @@ CONDITION(mixes_windows, config->model.window > 0 && config->model.window_period
 CONDITION(has_experts, config->model.experts > 0)
 CONDITION(has_groups, config->model.expert_groups > 1)
 CONDITION(mixes_layers, model_mixes_layers(&config->model))
-CONDITION(predicts_further, config->model.mtp > 0)
+CONDITION(has_prediction_layer, config->model.mtp > 0)
 CONDITION(balances_experts, config->model.experts > 0 && config->model.auxiliary_loss > 0)
 CONDITION(stretches, config->model.rope_factor > 1)
 CONDITION(stretches_by_parts, config->model.rope_factor > 1 && config->model.rope_scaling == ROPE_LLAMA3)
@@ -201,7 +201,7 @@ static const Need rows[] = {
     {"model.gate_scale", OF_RULE, REFUSE},
     {"model.shared_experts", OF_RULE, REFUSE},
     {"model.mtp", OF_RULE, REFUSE},
-    {"model.mtp_weight", "model.mtp", predicts_further, WARN},
+    {"model.mtp_weight", "model.mtp", has_prediction_layer, WARN},
     {"model.auxiliary_loss", "model.experts", has_experts, WARN},
     {"model.auxiliary_scope", "model.experts and model.auxiliary_loss", balances_experts, WARN},
     {"model.rope_theta", OF_RULE, WARN},

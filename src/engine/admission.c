@@ -63,7 +63,7 @@ static void suspend_slot(Engine *e, int slot) {
     array_append(e->suspended, e->suspended_count, sequence);
     for (; at > 0 && is_older(&sequence, &e->suspended[at - 1]); at--) e->suspended[at] = e->suspended[at - 1];
     e->suspended[at] = sequence;
-    e->counts.preempted++;
+    e->counts.suspended++;
 }
 
 void engine_free_suspended(Engine *e, const void *context) {

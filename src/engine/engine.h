@@ -179,6 +179,6 @@ typedef struct EngineCounts {
     int64_t fills;                        /* runs of programs that computed prompts */
     int64_t tokens;                       /* drawn */
     int64_t steps, sequences;             /* steps that drew tokens, and sequences in them */
-    int64_t moved, preempted;             /* sequences moved to other cache rows; sequences suspended for lack of rows */
+    int64_t moved, suspended;             /* sequences moved to other cache rows; sequences suspended for lack of rows */
 } EngineCounts;
 EngineCounts engine_counts(const Engine *engine);

@@ -42,7 +42,7 @@ bool picture_sample_check(const Session *session, const Corpus *corpus, Error *e
     if (session->layout->stage == 3)
         return error_set(error, ERROR_USAGE, "eval.pictures needs whole weights on a rank, which layout.zero=3 shards: set layout.zero=2");
     if (!*folder)
-        return channels == 1 || channels == VAE_COLOURS ||
+        return channels == 1 || channels == VAE_COLORS ||
                error_set(error, ERROR_USAGE,
                    "eval.pictures: latents of %lld channels are not pixels: set eval.vae to the folder of the VAE that encoded them",
                    (long long)channels);
@@ -68,7 +68,7 @@ static void pictures_open(PictureSet *made) {
     made->latents = memory_allocate((size_t)(made->count * made->values) * sizeof *made->latents);
     made->pictures = memory_allocate((size_t)made->count * sizeof *made->pictures);
     for (int64_t i = 0; i < made->count; i++)
-        made->pictures[i] = (Picture){made->vae ? VAE_COLOURS : channels, scale * file->height, scale * file->width, NULL};
+        made->pictures[i] = (Picture){made->vae ? VAE_COLORS : channels, scale * file->height, scale * file->width, NULL};
 }
 
 static void pictures_close(PictureSet *made) {

@@ -98,8 +98,7 @@ static TensorId project_branch(const Flux *f, TensorId x, const Names *n) {
 static TensorId attend_flux(const Flux *f, TensorId qkv) {
     Builder *b = f->b;
     AttentionSpec spec = {.heads = builder_heads(b), .length = f->rows[IMAGE] + f->rows[TEXT], .bidirectional = true};
-    return op_attention(
-        b->graph, op_rope(b->graph, qkv, b->image.places, f->rope_table, &spec.heads, ROPE_NEIGHBOURS), b->positions, &spec);
+    return op_attention(b->graph, op_rope(b->graph, qkv, b->image.places, f->rope_table, &spec.heads, ROPE_NEIGHBORS), b->positions, &spec);
 }
 
 static TensorId output(Builder *b, TensorId x, const char *name, int64_t in, LoraGroup group) {

@@ -1,6 +1,6 @@
 /* Filters: rules that drop documents of a corpus, each with the value that it saw.
  *
- * A rule is an expression that a document must fulfil (expression.c): over the fields of its record
+ * A rule is an expression that a document must fulfill (expression.c): over the fields of its record
  * (`language_score > 0.8`), over statistics of its text (`text.words >= 50`, statistics.c), and over
  * what fastText models say of it (`lang.label == "en"`, fasttext.c). Sets of such rules have names
  * (gopher, c4, fineweb: named_rules.c). Everything is a function of the record and the settings alone, so

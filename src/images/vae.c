@@ -162,7 +162,7 @@ static void group_statistics(const FeatureMap *map, int64_t first, int64_t count
 }
 
 /* Computes a group norm into a new map, then silu if requested. */
-static FeatureMap normalise_map(VaeDecoding *d, const char *name, const FeatureMap *map, bool silu) {
+static FeatureMap normalize_map(VaeDecoding *d, const char *name, const FeatureMap *map, bool silu) {
     int64_t groups = d->vae->groups, channels = map->channels, count = channels / groups;
     SCOPED_FREE float *gain = vector_of(d, name, "weight", channels), *bias = gain ? vector_of(d, name, "bias", channels) : NULL;
     if (channels % groups) refuse_vae_tensor(d, name, "weight", "does not have a multiple of norm_num_groups channels");
@@ -198,10 +198,10 @@ static char *format_tensor_name(char text[NAME_BYTES], const char *format, ...) 
 static void residual_block(VaeDecoding *d, const char *name, FeatureMap *map) {
     char part[NAME_BYTES];
     if (d->failed) return;
-    SCOPED(map_free) FeatureMap h = normalise_map(d, format_tensor_name(part, "%s.norm1", name), map, true);
+    SCOPED(map_free) FeatureMap h = normalize_map(d, format_tensor_name(part, "%s.norm1", name), map, true);
     convolve_map(d, format_tensor_name(part, "%s.conv1", name), 3, &h);
     if (d->failed) return;
-    replace_map(&h, normalise_map(d, format_tensor_name(part, "%s.norm2", name), &h, true));
+    replace_map(&h, normalize_map(d, format_tensor_name(part, "%s.norm2", name), &h, true));
     convolve_map(d, format_tensor_name(part, "%s.conv2", name), 3, &h);
     if (h.channels != map->channels) convolve_map(d, format_tensor_name(part, "%s.conv_shortcut", name), 1, map);
     if (h.channels != map->channels) refuse_vae_tensor(d, name, "conv_shortcut.weight", "does not have the block's number of channels");
@@ -255,7 +255,7 @@ static void attend_pixels(FeatureMap *q, const FeatureMap *k, const FeatureMap *
 static void attention_block(VaeDecoding *d, const char *name, FeatureMap *map) {
     char part[NAME_BYTES];
     if (d->failed) return;
-    SCOPED(map_free) FeatureMap normed = normalise_map(d, format_tensor_name(part, "%s.group_norm", name), map, false);
+    SCOPED(map_free) FeatureMap normed = normalize_map(d, format_tensor_name(part, "%s.group_norm", name), map, false);
     SCOPED(map_free)
     FeatureMap q = project_map(d, name, "to_q", &normed), k = project_map(d, name, "to_k", &normed),
                v = project_map(d, name, "to_v", &normed);
@@ -294,7 +294,7 @@ static void run_decoder(VaeDecoding *d, FeatureMap *map) {
         convolve_map(d, format_tensor_name(name, "decoder.up_blocks.%lld.upsamplers.0.conv", (long long)b), 3, map);
     }
     if (d->failed) return;
-    replace_map(map, normalise_map(d, "decoder.conv_norm_out", map, true));
+    replace_map(map, normalize_map(d, "decoder.conv_norm_out", map, true));
     convolve_map(d, "decoder.conv_out", 3, map);
 }
 
@@ -306,11 +306,11 @@ bool vae_decode(const Vae *vae, int64_t height, int64_t width, const float *late
     for (int64_t c = 0; c < vae->channels; c++)
         for (int64_t i = 0; i < height * width; i++) map.values[i * vae->channels + c] = (float)(*latents++ / vae->scaling + vae->shift);
     run_decoder(&d, &map);
-    if (!d.failed && map.channels != VAE_COLOURS)
+    if (!d.failed && map.channels != VAE_COLORS)
         return error_set(error, ERROR_CHECKPOINT, "%s decodes to %lld color channels instead of %d: use the folder vae of a FLUX.1 model",
-            vae->folder, (long long)map.channels, VAE_COLOURS);
-    for (int64_t c = 0; !d.failed && c < VAE_COLOURS; c++)
-        for (int64_t i = 0; i < pixels_of(&map); i++) *pixels++ = map.values[i * VAE_COLOURS + c];
+            vae->folder, (long long)map.channels, VAE_COLORS);
+    for (int64_t c = 0; !d.failed && c < VAE_COLORS; c++)
+        for (int64_t i = 0; i < pixels_of(&map); i++) *pixels++ = map.values[i * VAE_COLORS + c];
     return !d.failed;
 }
 
@@ -373,7 +373,7 @@ static bool read_vae_config(Vae *vae, Error *error) {
  * sampling. */
 static bool check_vae_tensors(const Vae *vae, Error *error) {
     SCOPED_FREE float *latents = memory_allocate((size_t)vae->channels * sizeof *latents);
-    SCOPED_FREE float *pixels = memory_allocate((size_t)(VAE_COLOURS * vae_scale(vae) * vae_scale(vae)) * sizeof *pixels);
+    SCOPED_FREE float *pixels = memory_allocate((size_t)(VAE_COLORS * vae_scale(vae) * vae_scale(vae)) * sizeof *pixels);
     return vae_decode(vae, 1, 1, latents, pixels, error);
 }
 

@@ -7,7 +7,7 @@
 
 enum { UTF8_OUTPUT = 8 }; /* maximum bytes of one call */
 
-/* Zero-initialise. */
+/* Zero-initialize. */
 typedef struct Utf8Stream {
     uint8_t held[4];
     int count;

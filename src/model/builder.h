@@ -55,7 +55,7 @@ typedef struct Builder {
  * token, WIDE [samples * image tokens, channels]. */
 typedef struct Trunk {
     TensorId normed, head, velocity;
-    TensorId further; /* the same result of the layer for multi-token prediction; TENSOR_NONE: none */
+    TensorId mtp_normed; /* the same result of the layer for multi-token prediction; TENSOR_NONE: none */
 } Trunk;
 
 /* -- Parameters ---------------------------------------------------------------------------------------------------- */

@@ -216,7 +216,7 @@ Trunk builder_decoder(Builder *b, const Decoder *d) {
     }
     if (!builder_is_last_stage(b)) normed = TENSOR_NONE;
     Trunk trunk = {.normed = normed, .head = builder_head(b, d->embedding, embedding)};
-    if (b->next_tokens) trunk.further = append_prediction(b, d, normed, embedding); /* its parameters are the last ones */
+    if (b->next_tokens) trunk.mtp_normed = append_prediction(b, d, normed, embedding); /* its parameters are the last ones */
     return trunk;
 }
 

@@ -58,7 +58,7 @@ TensorId builder_latent_attention(Builder *b, TensorId x, const AttentionLayer *
         .keys_values = project(b, latents.keys_values, layer->values, heads.qk_dim - c->rope_dim + heads.v_dim),
         .shared_key = builder_gather(b, latents.shared_key)};
     TensorId qkv = op_mla_pack(b->graph, &projections, &heads);
-    qkv = op_rope(b->graph, qkv, b->positions, layer->rope_table, &heads, c->rope_interleave ? ROPE_NEIGHBOURS : ROPE_HALVES);
+    qkv = op_rope(b->graph, qkv, b->positions, layer->rope_table, &heads, c->rope_interleave ? ROPE_NEIGHBORS : ROPE_HALVES);
     TensorId out = builder_attention(b, qkv, &(AttentionScores){.scale = score_scale_of(c)});
     Linear output = builder_split_input(b, layer->output, c->width, c->heads * heads.v_dim, c->init_std, false);
     return builder_linear(b, out, &output, LORA_ATTENTION);

@@ -117,7 +117,7 @@ static void append_head(Builder *b, Model *model, Trunk trunk, bool loss) {
     } else if (loss) {
         append_loss(b, &(LossInputs){trunk.normed, model->targets, model->scale, model->loss}, trunk.head);
         const PredictionTensors *p = &model->prediction;
-        if (p->loss) append_loss(b, &(LossInputs){trunk.further, p->targets, p->scale, p->loss}, trunk.head);
+        if (p->loss) append_loss(b, &(LossInputs){trunk.mtp_normed, p->targets, p->scale, p->loss}, trunk.head);
     }
     double cap = b->config->logit_cap;
     if (loss && cap > 0) op_cap_losses(graph, cap);

@@ -180,7 +180,7 @@ static double print_steps(const RunView *view, const RunView *first, char text[C
 
 static double print_state_of(const RunView *view, const RunView *first, char text[CELL]) {
     (void)first;
-    snprintf(text, CELL, "%.*s", CELL - 1, view->told);
+    snprintf(text, CELL, "%.*s", CELL - 1, view->state_text);
     return NAN;
 }
 
@@ -383,8 +383,8 @@ static void print_address_name(FILE *out, const char *name) {
 }
 
 static void index_row(const Page *page, const IndexedRun *run) {
-    char told[RUN_TOLD], text[64], date[64];
-    run_state_describe(&run->state, log_unix_seconds(), told);
+    char state_text[RUN_STATE_TEXT], text[64], date[64];
+    run_state_describe(&run->state, log_unix_seconds(), state_text);
     fputs("<tr><th scope=\"row\"><label><input type=\"checkbox\" id=\"choose-", page->out);
     print_address_name(page->out, run->name);
     fputs("\" data-run=\"", page->out);
@@ -396,7 +396,7 @@ static void index_row(const Page *page, const IndexedRun *run) {
     fputs("\">", page->out);
     chart_escape(page->out, run->name);
     fprintf(page->out, "</a></th><td class=\"state s-%s\"><b>", run_status_name(run->state.status));
-    chart_escape(page->out, told);
+    chart_escape(page->out, state_text);
     fputs("</b></td>", page->out);
     const struct {
         RunRecord record;

@@ -34,7 +34,7 @@ static void print_run_state(const Page *page) {
     const RunState *state = &page->views->state;
     char date[64];
     fprintf(page->out, "<p class=\"state s-%s\" role=\"status\"><b>", run_status_name(state->status));
-    chart_escape(page->out, page->views->told);
+    chart_escape(page->out, page->views->state_text);
     fputs("</b>", page->out);
     if (page_date(state->sign, date)) fprintf(page->out, " <span class=\"soft\">last sign %s</span>", date);
     fputs("</p>\n", page->out);

@@ -465,7 +465,7 @@ static char *summarize(const Page *page) {
     inner.out = open_memstream(&text, &length);
     if (!inner.out) memory_refused(0);
     SCOPED_FREE char *origin = view_origin(view);
-    fprintf(inner.out, "## %s\n\n%s. %s.\n", view->name, view->told, start ? start->machine : "Unknown machine");
+    fprintf(inner.out, "## %s\n\n%s. %s.\n", view->name, view->state_text, start ? start->machine : "Unknown machine");
     if (origin) fprintf(inner.out, "Forked from %s.\n", origin);
     fputs("\n| | | |\n|---|---|---|\n", inner.out);
     print_numbers(&inner);

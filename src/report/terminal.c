@@ -404,14 +404,14 @@ static const char *status_style(RunStatus status) {
 
 /* Prints the state to the right of the name, or in a row of its own. */
 static void put_state(Frame *frame, const RunView *view) {
-    char told[RUN_TOLD + 2];
+    char state_text[RUN_STATE_TEXT + 2];
     const char *style = status_style(view->state.status);
-    snprintf(told, sizeof told, "%s ", view->told);
-    if (text_columns(told) + frame->column + 2 <= frame->columns) {
-        put_right(frame, style, told);
+    snprintf(state_text, sizeof state_text, "%s ", view->state_text);
+    if (text_columns(state_text) + frame->column + 2 <= frame->columns) {
+        put_right(frame, style, state_text);
     } else {
         next_row(frame);
-        put_styled(frame, style, " %s", view->told);
+        put_styled(frame, style, " %s", view->state_text);
     }
     next_row(frame);
 }

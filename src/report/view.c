@@ -62,14 +62,14 @@ static bool update_config(RunView *view, bool *changed, Error *error) {
 
 /* Returns whether the state reads differently from before. */
 static bool update_state(RunView *view) {
-    char told[RUN_TOLD];
+    char state_text[RUN_STATE_TEXT];
     double now = log_unix_seconds();
     RunState state = run_state_read(view->folder, view_knows_settings(view) ? &view->settings : NULL, now);
     run_state_free(&view->state);
     view->state = state;
-    run_state_describe(&view->state, now, told);
-    bool same = strcmp(told, view->told) == 0;
-    memcpy(view->told, told, sizeof told);
+    run_state_describe(&view->state, now, state_text);
+    bool same = strcmp(state_text, view->state_text) == 0;
+    memcpy(view->state_text, state_text, sizeof state_text);
     return !same;
 }
 

@@ -22,9 +22,9 @@ typedef struct RunView {
     size_t kept_count;
     bool knows_kept; /* false: the store is a bucket, or could not be listed */
     RunState state;
-    char told[RUN_TOLD]; /* the state in words */
-    Error trouble;       /* why the files could not be read the last time; code 0: no error */
-    Error unreadable;    /* why config.yaml is not a valid configuration of this version; code 0: it is valid */
+    char state_text[RUN_STATE_TEXT]; /* the state in words */
+    Error trouble;                   /* why the files could not be read the last time; code 0: no error */
+    Error unreadable;                /* why config.yaml is not a valid configuration of this version; code 0: it is valid */
 } RunView;
 
 /* `view` is zeroed. Reads nothing. Returns false with ERROR_USAGE if `folder` is not a folder.

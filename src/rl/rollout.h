@@ -36,30 +36,30 @@ typedef struct Rollout {
 } Rollout;
 void rollout_free(Rollout *rollout);
 
-typedef struct RolloutMaker RolloutMaker;
+typedef struct RolloutSampler RolloutSampler;
 typedef struct RolloutOptions {
     const Config *config;
     Session *session;
     const Corpus *corpus;
     const StopRequest *stop;
 } RolloutOptions;
-/* Opens the rewards and the environment, before the session starts; the options' fields outlive the maker.
+/* Opens the rewards and the environment, before the session starts; the options' fields outlive the rollouts.
  * ERROR_USAGE, ERROR_DATA. */
-RolloutMaker *rollout_maker_open(const RolloutOptions *options, Error *error);
+RolloutSampler *rollout_sampler_open(const RolloutOptions *options, Error *error);
 /* Opens the engine and the reference beside the started session. ERROR_MEMORY, ERROR_USAGE, ERROR_DATA. */
-bool rollout_maker_start(RolloutMaker *maker, Error *error);
-void rollout_maker_close(RolloutMaker *maker); /* NULL is fine */
+bool rollout_sampler_start(RolloutSampler *rollouts, Error *error);
+void rollout_sampler_close(RolloutSampler *rollouts); /* NULL is fine */
 /* Returns the name of reward `index`; NULL after the last. */
-const char *rollout_reward_name(const RolloutMaker *maker, int index);
+const char *rollout_reward_name(const RolloutSampler *rollouts, int index);
 
 /* Makes rollout `index` of the run. Collective; the ranks fail together: ERROR_DATA for rewards. */
-bool rollout_make(RolloutMaker *maker, int64_t index, Watchdog *watchdog, Rollout *rollout, Error *error);
+bool rollout_make(RolloutSampler *rollouts, int64_t index, Watchdog *watchdog, Rollout *rollout, Error *error);
 /* Writes the samples as JSON lines to RUN/rollouts/STEP.jsonl. */
-bool rollout_record(const RolloutMaker *maker, const Rollout *rollout, int64_t step, Error *error);
+bool rollout_record(const RolloutSampler *rollouts, const Rollout *rollout, int64_t step, Error *error);
 /* The mean reward of `judged` of the prompts; the others have no reward. */
-typedef struct RolloutJudgement {
+typedef struct RolloutJudgment {
     double reward;
     int64_t judged, prompts;
-} RolloutJudgement;
+} RolloutJudgment;
 /* Judges the likeliest answers to the validation prompts. Collective. */
-bool rollout_evaluate(RolloutMaker *maker, Watchdog *watchdog, RolloutJudgement *judgement, bool *stopped, Error *error);
+bool rollout_evaluate(RolloutSampler *rollouts, Watchdog *watchdog, RolloutJudgment *judgment, bool *stopped, Error *error);

@@ -4,10 +4,10 @@
 #include "infer/generated_text.h"
 #include "rl/rollout.h"
 
-const RolloutOptions *rollout_maker_options(const RolloutMaker *maker);
+const RolloutOptions *rollout_sampler_options(const RolloutSampler *rollouts);
 /* Returns the text of the tokens [first, end), with those that end an answer if `ends`; the caller frees it. */
-GeneratedText rollout_text(const RolloutMaker *maker, const TokenIds *ids, size_t first, size_t end, bool ends);
+GeneratedText rollout_text(const RolloutSampler *rollouts, const TokenIds *ids, size_t first, size_t end, bool ends);
 /* Returns the ids of a sample without the tokens that end answers. */
-json_t *rollout_completion(const RolloutMaker *maker, const RolloutSample *sample);
+json_t *rollout_completion(const RolloutSampler *rollouts, const RolloutSample *sample);
 /* Returns the turns of a sample: [{"completion": text, "append": text}, ..., {"completion": text}]. */
-json_t *rollout_turns(const RolloutMaker *maker, const RolloutSample *sample);
+json_t *rollout_turns(const RolloutSampler *rollouts, const RolloutSample *sample);

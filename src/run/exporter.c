@@ -49,9 +49,9 @@ static enum MHD_Result answer_health(const HttpListener *listener, const HttpCal
     FILE *out = open_memstream(&text, &size);
     if (!out) return MHD_NO;
     for (int i = 0; i < count; i++) {
-        char told[RUN_TOLD];
-        run_state_describe(runs[i].state, log_unix_seconds(), told);
-        fprintf(out, "%s: %s\n", runs[i].name, told);
+        char state_text[RUN_STATE_TEXT];
+        run_state_describe(runs[i].state, log_unix_seconds(), state_text);
+        fprintf(out, "%s: %s\n", runs[i].name, state_text);
         healthy = healthy && export_is_healthy(runs[i].state);
     }
     fclose(out);

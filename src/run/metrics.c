@@ -294,7 +294,7 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
     json_t *record = record_new("step", step->step);
     put_finite(record, "loss", step->loss);
     put_finite(record, "auxiliary", step->auxiliary);
-    if (!isnan(step->prediction)) put_finite(record, "mtp_loss", step->prediction);
+    if (!isnan(step->mtp_loss)) put_finite(record, "mtp_loss", step->mtp_loss);
     put_finite(record, "grad_norm", step->gradient_norm);
     put_finite(record, "lr", step->lr);
     put_known(record, "milliseconds", step->seconds > 0 ? round(step->seconds * 1e6) * 1e-3 : NAN);

@@ -31,7 +31,7 @@ typedef struct StepMetrics {
     int64_t step, steps; /* from 1 */
     double loss;         /* nats per token (cross-entropy) or per preference pair; for images the squared error per velocity value */
     double auxiliary;    /* load-balancing loss, 0 if none */
-    double prediction;   /* cross-entropy of multi-token prediction per token, before its weight; NaN: none */
+    double mtp_loss;     /* cross-entropy of multi-token prediction per token, before its weight; NaN: none */
     double gradient_norm, lr;
     double seconds;        /* of the step */
     int64_t tokens;        /* in this step */

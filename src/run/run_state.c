@@ -244,7 +244,7 @@ void run_state_free(RunState *state) {
     *state = (RunState){0};
 }
 
-void run_state_describe(const RunState *state, double now, char text[RUN_TOLD]) {
+void run_state_describe(const RunState *state, double now, char text[RUN_STATE_TEXT]) {
     char of[48] = "", where[96] = "", left[48] = "", duration[32];
     if (state->steps) snprintf(of, sizeof of, " of %lld", (long long)state->steps);
     if (state->step)
@@ -252,5 +252,5 @@ void run_state_describe(const RunState *state, double now, char text[RUN_TOLD]) 
     log_format_duration(state->status == RUN_IS_SILENT ? now - state->sign : state->seconds_left, duration);
     if (isfinite(state->seconds_left)) snprintf(left, sizeof left, ", %s left", duration);
     if (state->status == RUN_IS_SILENT) snprintf(left, sizeof left, ": no sign for %s", duration);
-    snprintf(text, RUN_TOLD, "%s%s%s%s%s", run_status_name(state->status), where, left, *state->message ? ": " : "", state->message);
+    snprintf(text, RUN_STATE_TEXT, "%s%s%s%s%s", run_status_name(state->status), where, left, *state->message ? ": " : "", state->message);
 }

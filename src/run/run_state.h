@@ -22,7 +22,7 @@
 #define RUN_STATUS_ENUM(NAME, name) RUN_IS_##NAME,
 typedef enum RunStatus { RUN_STATUS_LIST(RUN_STATUS_ENUM) RUN_STATUS_COUNT } RunStatus;
 
-enum { RUN_TOLD = 800 /* bytes of a state in words */ };
+enum { RUN_STATE_TEXT = 800 /* bytes of a state in words */ };
 
 /* The kinds of records of which the newest is kept. */
 typedef enum RunRecord { RUN_RECORD_STEP, RUN_RECORD_EVALUATION, RUN_RECORD_CHECKPOINT, RUN_RECORD_SYSTEM, RUN_RECORD_COUNT } RunRecord;
@@ -49,4 +49,4 @@ char *run_read_tail(const char *path, int64_t bytes, bool *whole);
  * again if that may help. */
 RunStatus run_status_of_end(int code, int64_t step, int64_t steps, bool supervised);
 /* Writes "training, step 30 of 60, 4m10s left", or "failed after step 30 of 60: MESSAGE". */
-void run_state_describe(const RunState *state, double now, char text[RUN_TOLD]);
+void run_state_describe(const RunState *state, double now, char text[RUN_STATE_TEXT]);

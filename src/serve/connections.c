@@ -56,7 +56,7 @@ static void note_completed(void *context, struct MHD_Connection *connection, voi
     pthread_mutex_lock(&server->lock);
     if (exchange->state == EXCHANGE_ARRIVED || exchange->state == EXCHANGE_RUNNING) {
         exchange->gone = true;
-        server->counts.cancelled++;
+        server->counts.canceled++;
         pthread_cond_signal(&server->arrived);
     } else serve_exchange_free(exchange);
     pthread_mutex_unlock(&server->lock);

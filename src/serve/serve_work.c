@@ -110,7 +110,7 @@ static void look_for_clients(Server *server) {
         struct pollfd file = {.fd = exchange->socket, .events = POLLRDHUP};
         if (exchange->gone || !exchange->suspended || poll(&file, 1, 0) <= 0 || exchange->fault.status) continue;
         serve_refuse(&exchange->fault, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL, "the client went away");
-        server->counts.cancelled++;
+        server->counts.canceled++;
     }
 }
 

@@ -49,8 +49,8 @@ typedef struct ServeExchange {
 enum { SERVE_STATUS_COUNT = 10 };
 
 typedef struct ServeCounts {
-    int64_t statuses[SERVE_STATUS_COUNT], cancelled; /* answers; requests whose client went away */
-    int64_t held, running;                           /* samples: in exchanges; that have tokens and have not ended */
+    int64_t statuses[SERVE_STATUS_COUNT], canceled; /* answers; requests whose client went away */
+    int64_t held, running;                          /* samples: in exchanges; that have tokens and have not ended */
     EngineCounts engine;
 } ServeCounts;
 

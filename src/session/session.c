@@ -388,8 +388,8 @@ static bool has_finite_loss(const Session *session) {
     int64_t bad = !executor_finish(session->training.executor, &error);
     for (int i = 0; i < graph_elements(session->training.model.graph, session->training.model.loss); i++)
         bad |= !isfinite(executor_get_metric(session->training.executor, session->training.model.loss, i));
-    TensorId further = session->training.model.prediction.loss;
-    bad |= further && !isfinite(executor_get_metric(session->training.executor, further, 0));
+    TensorId mtp_loss = session->training.model.prediction.loss;
+    bad |= mtp_loss && !isfinite(executor_get_metric(session->training.executor, mtp_loss, 0));
     return comm_host_all_reduce(session->comm, "bad losses", &bad, 1, COMM_I64, COMM_SUM, &error) && !bad;
 }
 

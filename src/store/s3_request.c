@@ -35,7 +35,7 @@ struct S3 {
     char *root;      /* URL of the bucket without a final slash */
     char *provider;  /* the target of the signature */
     uint64_t pauses; /* atomic */
-    atomic_bool cancelled;
+    atomic_bool canceled;
     atomic_long warned_in; /* the minute in which a silent server was last named */
     pthread_mutex_t mutex; /* protects what follows */
     CURL *idle[MOST_IDLE];
@@ -85,7 +85,7 @@ void s3_close(S3 *s3) {
     free(s3);
 }
 
-void s3_cancel(S3 *s3) { atomic_store(&s3->cancelled, true); }
+void s3_cancel(S3 *s3) { atomic_store(&s3->canceled, true); }
 
 static CURL *handle_take(S3 *s3) {
     CURL *handle = NULL;
@@ -240,7 +240,7 @@ static int watch_transfer(void *context, curl_off_t down, curl_off_t downloaded,
     Attempt *attempt = context;
     (void)down, (void)up;
     warn_of_silence(attempt, (int64_t)(downloaded + uploaded));
-    return atomic_load(&attempt->s3->cancelled);
+    return atomic_load(&attempt->s3->canceled);
 }
 
 static struct curl_slist *headers_make(const S3 *s3, const S3Request *request) {
@@ -377,7 +377,7 @@ static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool 
         code = attempt.handle ? attempt_run(s3, &attempt, url) : CURLE_OUT_OF_MEMORY;
         if (attempt.handle) handle_give(s3, attempt.handle);
         reply->passing = is_passing(code, &attempt);
-        going = reply->passing && !request->once && i + 1 < s3->settings.attempts && !atomic_load(&s3->cancelled);
+        going = reply->passing && !request->once && i + 1 < s3->settings.attempts && !atomic_load(&s3->canceled);
         if (going) {
             free(attempt.text);
             if (!warned && (i + 1 == QUIET_ATTEMPTS || log_seconds() - start > QUIET_SECONDS)) {

@@ -62,19 +62,19 @@ typedef struct Loop {
     json_t *changes;  /* since the newest checkpoint (lineage.h) */
     BatchPicker picker;
     Loader *loader;
-    RolloutMaker *maker;   /* of reinforcement learning; NULL: other training, like the next fields */
-    Rollout rollout;       /* whose samples are being trained */
-    int64_t next_group;    /* the first of its groups that the present epoch has not trained */
-    int64_t updates_left;  /* steps that train the rest of it */
-    bool first_update;     /* the present step is the first one of its rollout */
-    SampleBatch batch;     /* of the present step */
-    int64_t sample_tokens; /* of the batches of this start, without padding */
-    int policy_faults[8];  /* rollouts in a row with each fault (policy_steps.c) */
-    Watchdog *watchdog;    /* NULL until the first step can start */
-    Metrics *metrics;      /* NULL on ranks other than 0, and while profiling: nothing is recorded */
-    EventQueue *events;    /* NULL like `metrics` */
-    Exporter *exporter;    /* NULL: none */
-    Sampler *sampler;      /* NULL: none */
+    RolloutSampler *rollouts; /* of reinforcement learning; NULL: other training, like the next fields */
+    Rollout rollout;          /* whose samples are being trained */
+    int64_t next_group;       /* the first of its groups that the present epoch has not trained */
+    int64_t updates_left;     /* steps that train the rest of it */
+    bool first_update;        /* the present step is the first one of its rollout */
+    SampleBatch batch;        /* of the present step */
+    int64_t sample_tokens;    /* of the batches of this start, without padding */
+    int policy_faults[8];     /* rollouts in a row with each fault (policy_steps.c) */
+    Watchdog *watchdog;       /* NULL until the first step can start */
+    Metrics *metrics;         /* NULL on ranks other than 0, and while profiling: nothing is recorded */
+    EventQueue *events;       /* NULL like `metrics` */
+    Exporter *exporter;       /* NULL: none */
+    Sampler *sampler;         /* NULL: none */
     LossTrend trend;
     double longest_step;   /* seconds of the longest of the latest steps */
     int64_t save_bytes;    /* of a checkpoint, of all ranks */

@@ -13,29 +13,29 @@
 bool loop_open_rewards(Loop *loop, Error *error) {
     if (!loop->settings.model.policy.loss || loop->settings.profile) return true;
     const RolloutOptions options = {&loop->settings, &loop->session, &loop->corpus, loop->host->stop};
-    loop->maker = rollout_maker_open(&options, error);
-    return loop_agree(loop, "rewards", loop->maker, error);
+    loop->rollouts = rollout_sampler_open(&options, error);
+    return loop_agree(loop, "rewards", loop->rollouts, error);
 }
 
 bool loop_open_rollouts(Loop *loop, Error *error) {
-    if (!loop->maker) return true;
+    if (!loop->rollouts) return true;
     int64_t steps = rl_rollout_steps(&loop->settings.rl);
     if (loop->session.step % steps)
         return error_set(error, ERROR_USAGE,
             "rl.updates x rl.epochs = %lld does not divide step %lld, from which the run continues: set both to their earlier values, or "
             "fork from another step",
             (long long)steps, (long long)loop->session.step);
-    return loop_agree(loop, "rollouts", rollout_maker_start(loop->maker, error), error);
+    return loop_agree(loop, "rollouts", rollout_sampler_start(loop->rollouts, error), error);
 }
 
 void loop_close_rollouts(Loop *loop) {
     sample_batch_free(&loop->batch);
     rollout_free(&loop->rollout);
-    rollout_maker_close(loop->maker);
-    loop->maker = NULL;
+    rollout_sampler_close(loop->rollouts);
+    loop->rollouts = NULL;
 }
 
-bool loop_within_rollout(const Loop *loop) { return loop->maker && loop->updates_left > 0; }
+bool loop_within_rollout(const Loop *loop) { return loop->rollouts && loop->updates_left > 0; }
 
 /* -- Warnings ------------------------------------------------------------------------------------------------------ */
 
@@ -75,14 +75,14 @@ static bool make_rollout(Loop *loop, Error *error) {
     const RlConfig *rl = &loop->config->rl;
     Error unrecorded = {0};
     rollout_free(&loop->rollout);
-    bool made = rollout_make(loop->maker, loop->session.step / rl_rollout_steps(rl), loop->watchdog, &loop->rollout, error);
+    bool made = rollout_make(loop->rollouts, loop->session.step / rl_rollout_steps(rl), loop->watchdog, &loop->rollout, error);
     if (made && loop->rollout.stopped) made = error_set(error, ERROR_DATA, "the rollout was stopped");
     loop->unread = !made && error->code == ERROR_DATA;
     if (!made) return false;
     loop->updates_left = rl_rollout_steps(rl);
     warn_of_rollout(loop);
     if (loop->metrics && rl->record)
-        loop_note_record(loop, rollout_record(loop->maker, &loop->rollout, loop->session.step + 1, &unrecorded), &unrecorded);
+        loop_note_record(loop, rollout_record(loop->rollouts, &loop->rollout, loop->session.step + 1, &unrecorded), &unrecorded);
     return true;
 }
 
@@ -139,12 +139,12 @@ void loop_describe_policy(const Loop *loop, const double sums[POLICY_SUMS], Poli
 
 bool loop_evaluate_policy(Loop *loop, Evaluation *result, Error *error) {
     double start = log_seconds();
-    RolloutJudgement judgement;
+    RolloutJudgment judgment;
     *result = (Evaluation){.bits_per_byte = NAN};
-    if (!rollout_evaluate(loop->maker, loop->watchdog, &judgement, &result->stopped, error)) return false;
-    result->loss = -judgement.reward;
-    result->tokens = judgement.judged;
-    result->missing = judgement.prompts - judgement.judged;
+    if (!rollout_evaluate(loop->rollouts, loop->watchdog, &judgment, &result->stopped, error)) return false;
+    result->loss = -judgment.reward;
+    result->tokens = judgment.judged;
+    result->missing = judgment.prompts - judgment.judged;
     result->seconds = log_seconds() - start;
     return true;
 }

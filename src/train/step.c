@@ -65,14 +65,14 @@ static StepShare step_share(const Loop *loop) {
     Position position = loop_position(loop);
     int64_t samples = phases_next(&loop->phases, &position), sequences = loop->config->batch.sequences;
     const Mesh *mesh = loop->session.mesh;
-    if (loop->maker) samples = loop->batch.microbatches * sequences;
+    if (loop->rollouts) samples = loop->batch.microbatches * sequences;
     int64_t all = divide_up(samples, sequences), size = mesh_size(mesh, AXES_DATA);
     return (StepShare){.all = all,
         .samples = samples,
         .mine = divide_up(all - mesh_index(mesh, AXES_DATA), size),
         .rounds = divide_up(all, size),
         .rows = microbatch_rows(loop->config),
-        .tokens = loop->maker ? loop->batch.all : samples * loop->config->data.length};
+        .tokens = loop->rollouts ? loop->batch.all : samples * loop->config->data.length};
 }
 
 static void note_wait(DataWait *wait, double seconds) {
@@ -87,8 +87,8 @@ static void note_wait(DataWait *wait, double seconds) {
 static bool fetch_batches(Loop *loop, StepShare *share, Error *error) {
     const Model *model = &loop->session.training.model;
     int64_t rows = share->rows;
-    share->targets = loop->maker ? loop->batch.trained : share->samples; /* for images, whose losses are means */
-    if (loop->corpus.image_length || loop->maker) return true;
+    share->targets = loop->rollouts ? loop->batch.trained : share->samples; /* for images, whose losses are means */
+    if (loop->corpus.image_length || loop->rollouts) return true;
     loop->inputs.rows = share->mine * rows;
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
     bool counts = mesh_index(loop->session.mesh, AXES_ALL & ~AXES_DATA) == 0; /* other ranks read the same sequences */
@@ -136,7 +136,7 @@ static void load_microbatch(const Loop *loop, const StepShare *share, int64_t in
     executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / (share->all * mesh_size(loop->session.mesh, AXES_ROWS)));
     amax_history_put(loop->session.history, executor, executor_get_metric(executor, model->scale, 0));
     exchange_put_amax(loop->session.training.exchange);
-    if (loop->maker) {
+    if (loop->rollouts) {
         sample_batch_load(&loop->batch, executor,
             empty ? -1 : index * mesh_size(loop->session.mesh, AXES_DATA) + mesh_index(loop->session.mesh, AXES_DATA));
         return;
@@ -233,7 +233,7 @@ void loop_close_loader(Loop *loop) {
 /* The result of a step, over all ranks. */
 typedef struct StepOutcome {
     double loss, auxiliary, norm;
-    double prediction;            /* loss of multi-token prediction, before its weight */
+    double mtp_loss;              /* of multi-token prediction, before its weight */
     double rewards[REWARD_COUNT]; /* sums over preference pairs */
     double policy[POLICY_SUMS];   /* sums over tokens of reinforcement learning */
 } StepOutcome;
@@ -242,7 +242,7 @@ typedef struct StepOutcome {
  * in the norm. */
 static bool sum_outcome(Loop *loop, StepOutcome *outcome, Error *error) {
     const Session *session = &loop->session;
-    enum { LOSS, AUXILIARY, PREDICTION, SQUARES, SQUARES_LOW, REWARDS, POLICY = REWARDS + REWARD_COUNT, VALUES = POLICY + POLICY_SUMS };
+    enum { LOSS, AUXILIARY, MTP_LOSS, SQUARES, SQUARES_LOW, REWARDS, POLICY = REWARDS + REWARD_COUNT, VALUES = POLICY + POLICY_SUMS };
     int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
     SCOPED_FREE double *values = memory_allocate((size_t)size * VALUES * sizeof *values);
     double *mine = values + rank * VALUES, sum[VALUES] = {0};
@@ -252,10 +252,10 @@ static bool sum_outcome(Loop *loop, StepOutcome *outcome, Error *error) {
     mine[LOSS] = executor_get_metric(session->training.executor, session->training.model.loss, 0);
     mine[AUXILIARY] = executor_get_metric(session->training.executor, session->training.model.loss, 1);
     if (session->training.model.prediction.loss)
-        mine[PREDICTION] = executor_get_metric(session->training.executor, session->training.model.prediction.loss, 0);
+        mine[MTP_LOSS] = executor_get_metric(session->training.executor, session->training.model.prediction.loss, 0);
     mine[SQUARES] = own.high, mine[SQUARES_LOW] = own.low;
     pairs_add_rewards(&session->training, mine + REWARDS);
-    for (int i = 0; i < POLICY_SUMS && loop->maker; i++)
+    for (int i = 0; i < POLICY_SUMS && loop->rollouts; i++)
         mine[POLICY + i] = executor_get_metric(session->training.executor, session->training.model.policy.sums, i);
     bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
     for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
@@ -263,14 +263,14 @@ static bool sum_outcome(Loop *loop, StepOutcome *outcome, Error *error) {
     *outcome = (StepOutcome){.loss = sum[LOSS],
         .auxiliary = sum[AUXILIARY],
         .norm = sqrt(precise_value(squares)),
-        .prediction = sum[PREDICTION] / loop->config->model.mtp_weight};
+        .mtp_loss = sum[MTP_LOSS] / loop->config->model.mtp_weight};
     memcpy(outcome->rewards, sum + REWARDS, sizeof outcome->rewards);
     memcpy(outcome->policy, sum + POLICY, sizeof outcome->policy);
     return done;
 }
 
 static bool is_finite(const StepOutcome *outcome) {
-    return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm) && isfinite(outcome->prediction);
+    return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm) && isfinite(outcome->mtp_loss);
 }
 
 /* The context of the program's run over a share. */
@@ -482,7 +482,7 @@ static void report_step(Loop *loop, const StepShare *share, const StepOutcome *o
         .steps = config->steps,
         .loss = outcome->loss,
         .auxiliary = outcome->auxiliary,
-        .prediction = config->model.mtp ? outcome->prediction : NAN,
+        .mtp_loss = config->model.mtp ? outcome->mtp_loss : NAN,
         .gradient_norm = outcome->norm,
         .lr = lr,
         .seconds = seconds,
@@ -497,7 +497,7 @@ static void report_step(Loop *loop, const StepShare *share, const StepOutcome *o
         .skipped = !is_finite(outcome),
         .rewards = pairs_mean(outcome->rewards, loop->session.training.model.rewards ? share->targets : 0),
         .seconds_left = time_left(loop)};
-    if (loop->maker) loop_describe_policy(loop, outcome->policy, &metrics.policy);
+    if (loop->rollouts) loop_describe_policy(loop, outcome->policy, &metrics.policy);
     if (!loop->metrics) return;
     console_step(loop->host->console, &metrics);
     check_loss(loop, outcome->loss);
@@ -557,7 +557,7 @@ bool loop_step(Loop *loop, Error *error) {
     Session *session = &loop->session;
     int64_t step = session->step + 1;
     double start = log_seconds();
-    if (loop->maker && !loop_take_samples(loop, error)) return error_context(error, "step %lld", (long long)step);
+    if (loop->rollouts && !loop_take_samples(loop, error)) return error_context(error, "step %lld", (long long)step);
     StepShare share = step_share(loop);
     StepOutcome outcome;
     double lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
@@ -575,7 +575,7 @@ bool loop_step(Loop *loop, Error *error) {
     loop->profile.steps++;
     loop->profile.seconds += seconds;
     loop->profile.optimizer += session->update.seconds + log_seconds() - executed;
-    pace_step(&loop->pace, loop->maker ? config->batch.tokens : share.tokens, seconds);
+    pace_step(&loop->pace, loop->rollouts ? config->batch.tokens : share.tokens, seconds);
     pass(loop, step, share.samples);
     loop->longest_step = fmax(0.99 * loop->longest_step, seconds);
     report_step(loop, &share, &outcome, lr, seconds);

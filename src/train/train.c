@@ -253,12 +253,12 @@ static void report_evaluation(Loop *loop, const Evaluation *result) {
         snprintf(bits, sizeof bits, ", margin %.4f, chosen preferred in %.1f%% of %lld pairs", rewards->chosen - rewards->rejected,
             100 * rewards->accuracy, (long long)rewards->pairs);
     if (loop->phases.count > 1) snprintf(where, sizeof where, " in sequences of %lld tokens", (long long)length);
-    if (loop->maker)
+    if (loop->rollouts)
         console_print(loop->host->console, "validation at step %lld: reward %.5f over %lld prompts", (long long)step, -result->loss,
             (long long)result->tokens);
     else console_print(loop->host->console, "validation at step %lld%s: loss %.5f%s", (long long)step, where, result->loss, bits);
     EvaluationMetrics metrics = {
-        step, result->tokens, length, result->loss, result->bits_per_byte, result->seconds, *rewards, loop->maker ? -result->loss : NAN};
+        step, result->tokens, length, result->loss, result->bits_per_byte, result->seconds, *rewards, loop->rollouts ? -result->loss : NAN};
     loop_note_record(loop, metrics_evaluation(loop->metrics, &metrics, &error), &error);
 }
 
@@ -309,8 +309,8 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     SCOPED(text_sample_free) TextSample sample = {0};
     SCOPED_FREE char *pictures = NULL;
     const TextSampleInput input = {&loop->session, &loop->corpus, &loop->prompt, loop->watchdog, loop->host->stop};
-    bool done = loop->maker ? loop_evaluate_policy(loop, &result, error)
-                            : evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error);
+    bool done = loop->rollouts ? loop_evaluate_policy(loop, &result, error)
+                               : evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error);
     loop->unread = !done && error->code == ERROR_DATA; /* on all ranks */
     if (!done) return false;
     if (!result.stopped && isfinite(result.loss) && loop->prompt.count && !text_sample(&input, &sample, error)) return false;
@@ -402,7 +402,7 @@ static bool report_run_stop(const Loop *loop, int signal, Error *error) {
 /* `end` has the first step, and the negative of the tokens until then. */
 static void report_run_end(const Loop *loop, SummaryEnd end, double seconds) {
     end.step = loop->session.step;
-    end.tokens = loop->maker ? loop->sample_tokens : end.tokens + phases_tokens(&loop->phases, loop->session.samples);
+    end.tokens = loop->rollouts ? loop->sample_tokens : end.tokens + phases_tokens(&loop->phases, loop->session.samples);
     end.seconds = seconds;
     end.validation = loop->session.validation;
     end.exhausted = is_exhausted(loop);

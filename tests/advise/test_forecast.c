@@ -185,7 +185,7 @@ static void the_tables_of_a_model_fit_80_columns(void **state) {
     fclose(file);
     int rows = 0;
     for (char *line = strtok(strstr(text, "\noperation"), "\n"); line; line = strtok(NULL, "\n")) {
-        bool sentence = strstr(line, "neighbours of");
+        bool sentence = strstr(line, "neighbors of");
         if (!sentence && strlen(line) > 80) fail_msg("%zu columns: %s", strlen(line), line);
         rows += strchr(line, '%') != NULL;
     }
@@ -297,24 +297,24 @@ static void estimates_from_three_layers_are_those_of_the_whole_model(void **stat
     options_free_strings(&given.strings);
 }
 
-static void neighbours_have_as_many_parameters_and_no_faults(void **state) {
+static void neighbors_have_as_many_parameters_and_no_faults(void **state) {
     (void)state;
     Given given;
-    Neighbour neighbours[SIZE_NEIGHBOURS];
+    Neighbor neighbors[SIZE_NEIGHBORS];
     GIVE(&given, "configs/zaya1-8b.yaml", "model.vocabulary=262145", "model.head_dim=96", "model.experts=15", "model.ffn=2000");
     SizeQuestion question = {.config = &given.config, .hardware = hardware("mi300x"), .tensor = 1};
     double parameters = size_estimate(&question, &given.config.model).parameters;
-    int count = size_neighbours(&question, neighbours);
+    int count = size_neighbors(&question, neighbors);
     assert_true(count > 0);
     for (int i = 0; i < count; i++) {
         Config config = given.config;
         Sizing sizing;
-        config.model = neighbours[i].model;
+        config.model = neighbors[i].model;
         size_check(&sizing, &(SizeQuestion){.config = &config, .hardware = question.hardware, .tensor = 1});
         assert_int_equal(sizing.faults, 0);
-        assert_true(fabs(neighbours[i].estimate.parameters / parameters - 1) <= 0.01);
+        assert_true(fabs(neighbors[i].estimate.parameters / parameters - 1) <= 0.01);
         assert_true(i == 0 || i + 1 == count ||
-                    neighbours[i].estimate.seconds >= 0.999 * neighbours[i - 1].estimate.seconds); /* the last may be the simplest */
+                    neighbors[i].estimate.seconds >= 0.999 * neighbors[i - 1].estimate.seconds); /* the last may be the simplest */
     }
     options_free_strings(&given.strings);
 }
@@ -487,7 +487,7 @@ static void forecasts_for_amd_stand_beside_public_figures(void **state) {
         GIVE(&given, rows[i].file, "precision=pure_bf16", "data.length=8192", "batch.sequences=1", "batch.tokens=16Mi",
             (char *)rows[i].precision);
         Hardware found = hardware(rows[i].gpu);
-        assert_int_equal(found.source, RATES_MODELLED);
+        assert_int_equal(found.source, RATES_MODELED);
         assert_true(!found.best_bf16 || found.rates.gemm <= found.best_bf16);
         Forecast made = forecast(&given.config, rows[i].gpu, rows[i].gpus, rows[i].gpus > 1 ? 1 : 0);
         double ratio = made.tokens_per_second / rows[i].tokens_per_second;
@@ -638,7 +638,7 @@ static void the_best_layout_fits_where_the_plain_one_does_not(void **state) {
     options_free_strings(&given.strings);
 }
 
-static void a_forecast_is_labelled_as_modelled_with_assumptions(void **state) {
+static void a_forecast_is_labeled_as_modeled_with_assumptions(void **state) {
     (void)state;
     Given given;
     GIVE(&given, "configs/llama3.2-1b.yaml", "batch.tokens=4Mi");
@@ -772,7 +772,7 @@ int main(void) {
         cmocka_unit_test(without_a_name_the_processor_is_the_one_of_this_machine),
         cmocka_unit_test(matrices_must_divide_over_the_gpus_that_share_them),
         cmocka_unit_test(estimates_from_three_layers_are_those_of_the_whole_model),
-        cmocka_unit_test(neighbours_have_as_many_parameters_and_no_faults),
+        cmocka_unit_test(neighbors_have_as_many_parameters_and_no_faults),
         cmocka_unit_test(many_narrow_experts_decode_quicker_and_fill_tiles_less),
         cmocka_unit_test(the_published_examples_come_out_to_three_digits),
         cmocka_unit_test(without_interruptions_only_checkpoints_that_were_asked_for_cost),
@@ -787,7 +787,7 @@ int main(void) {
         cmocka_unit_test(collectives_over_two_nodes_match_published_bandwidth),
         cmocka_unit_test(few_gpus_with_links_one_to_one_have_part_of_the_bandwidth),
         cmocka_unit_test(the_best_layout_fits_where_the_plain_one_does_not),
-        cmocka_unit_test(a_forecast_is_labelled_as_modelled_with_assumptions),
+        cmocka_unit_test(a_forecast_is_labeled_as_modeled_with_assumptions),
         cmocka_unit_test(a_recipe_makes_gemms_as_much_quicker_as_the_processor_gains),
         cmocka_unit_test(a_forecast_for_a_cpu_does_not_call_it_a_gpu),
         cmocka_unit_test(keys_are_the_commands_own_first_and_the_configurations_else),

@@ -499,7 +499,7 @@ static void a_log_off_a_terminal_is_plain_and_free_of_controls(void **state) {
     free(text);
 }
 
-static void a_log_on_a_terminal_has_colour_unless_asked_not_to(void **state) {
+static void a_log_on_a_terminal_has_color_unless_asked_not_to(void **state) {
     (void)state;
     unsetenv("NO_COLOR");
     setenv("TERM", "xterm", 1);
@@ -672,7 +672,7 @@ int main(void) {
         MACHINE_TEST(a_version_2_group_limits_memory_but_its_page_cache_does_not_count),
         MACHINE_TEST(a_version_1_group_limits_memory),
         cmocka_unit_test(a_log_off_a_terminal_is_plain_and_free_of_controls),
-        cmocka_unit_test(a_log_on_a_terminal_has_colour_unless_asked_not_to),
+        cmocka_unit_test(a_log_on_a_terminal_has_color_unless_asked_not_to),
         cmocka_unit_test(a_line_that_is_too_long_ends_in_dots),
         cmocka_unit_test(progress_of_a_quick_task_prints_nothing),
         cmocka_unit_test(progress_off_a_terminal_prints_a_line_every_ten_seconds_and_at_the_end),

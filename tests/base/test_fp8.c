@@ -1,4 +1,4 @@
-/* The four formats of fp8: all codes against the definitions of their numbers, and rounding between each two neighbours. */
+/* The four formats of fp8: all codes against the definitions of their numbers, and rounding between each two neighbors. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -49,7 +49,7 @@ static void known_codes_are_those_of_the_specifications(void **state) {
         assert_true(fp8_to_float(known[i].code, format_of(known[i].format)) == known[i].number);
 }
 
-/* Every number is its own nearest one; halfway between two neighbours the one with an even code is taken. */
+/* Every number is its own nearest one; halfway between two neighbors the one with an even code is taken. */
 static void numbers_are_rounded_to_the_nearest_and_to_even(void **state) {
     (void)state;
     for (int i = 0; i < CASES; i++)

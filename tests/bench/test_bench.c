@@ -579,7 +579,7 @@ static void wrong_arguments_are_named(void **state) {
     write_input("config.yaml", small_llama);
     expect_code("nonsense", ERROR_USAGE, "nonsense");
     expect_code("gemm m=4k5", ERROR_USAGE, "m=4k5");
-    expect_code("gemm colour=red", ERROR_USAGE, "colour");
+    expect_code("gemm color=red", ERROR_USAGE, "color");
     expect_code("gemm model.width=64", ERROR_USAGE, "model.width");
     expect_code("gemm %s/config.yaml model.wdth=64", ERROR_USAGE, "model.wdth");
     expect_code("train", ERROR_USAGE, "CONFIG.yaml");

@@ -212,7 +212,7 @@ static void each_input_is_read_once_per_epoch_over_phases_of_other_lengths(void 
     }
 }
 
-/* The pieces of a unit come far apart when a phase has shorter sequences: neighbours would be of one document. */
+/* The pieces of a unit come far apart when a phase has shorter sequences: neighbors would be of one document. */
 static void pieces_of_a_unit_are_shuffled(void **state) {
     (void)state;
     Case c = {.sources = 1,
@@ -221,9 +221,9 @@ static void pieces_of_a_unit_are_shuffled(void **state) {
         .phase = {{.samples = 40000, .length = 4}, {.length = 32}},
         .weights = {{1}, {1}}};
     Order *order = create(&c, 9);
-    int neighbours = 0;
-    for (int64_t n = 1; n < 40000; n++) neighbours += order_draw(order, n).start / 32 == order_draw(order, n - 1).start / 32;
-    assert_true(neighbours < 40); /* by chance 7 of 40,000 */
+    int neighbors = 0;
+    for (int64_t n = 1; n < 40000; n++) neighbors += order_draw(order, n).start / 32 == order_draw(order, n - 1).start / 32;
+    assert_true(neighbors < 40); /* by chance 7 of 40,000 */
     order_free(order);
 }
 

@@ -555,7 +555,7 @@ static void samples_end_where_they_should(void **state) {
 
 /* Cancelled requests end without a call, whether they run, wait for their prompt, or wait for a slot; the others get what
  * they get without them. */
-static void cancelled_requests_leave_the_others_as_they_are(void **state) {
+static void canceled_requests_leave_the_others_as_they_are(void **state) {
     (void)state;
     enum { REQUESTS = 6 };
     OptionStrings strings = {0};
@@ -687,7 +687,7 @@ int main(void) {
         cmocka_unit_test(short_prompts_are_computed_together),
         cmocka_unit_test(samples_go_on_after_appended_tokens),
         cmocka_unit_test(samples_end_where_they_should),
-        cmocka_unit_test(cancelled_requests_leave_the_others_as_they_are),
+        cmocka_unit_test(canceled_requests_leave_the_others_as_they_are),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(caches_have_rows_for_the_longest_sequences),
         cmocka_unit_test(reserved_rows_do_not_overlap),

@@ -1,5 +1,5 @@
 /* The engine with fewer cache rows than its sequences may need. A sample gets the bits that it gets alone, whichever sequences are
- * moved or recomputed, and in whichever order requests arrive, wait and are cancelled. */
+ * moved or recomputed, and in whichever order requests arrive, wait and are canceled. */
 #include <math.h>
 #include <omp.h>
 #include <setjmp.h>
@@ -31,7 +31,7 @@ typedef struct Asked {
     int32_t prompt[MOST_PROMPT];
     int64_t prompt_count, tokens;
     int sample_count;
-    bool is_scored, turns, penalized, cancelled;
+    bool is_scored, turns, penalized, canceled;
     double scores[MOST_PROMPT];
     int scored;
     Sample samples[MOST_SAMPLES];
@@ -48,7 +48,7 @@ static int turn_end(const Asked *asked, int sample) {
 static bool take_token(void *context, int sample, const EngineToken *token) {
     Asked *asked = context;
     Sample *s = &asked->samples[sample];
-    assert_true(!s->ends && !s->waits && !asked->cancelled);
+    assert_true(!s->ends && !s->waits && !asked->canceled);
     assert_in_range(s->count, 0, MOST_TOKENS - 1);
     s->tokens[s->count] = token->token;
     s->log_probabilities[s->count++] = token->log_probability;
@@ -128,14 +128,14 @@ typedef struct Schedule {
 /* Lets samples that wait go on, after a pause that ends early if the engine has nothing else to do. */
 static void go_on_with_some(Engine *engine, Asked *asked, uint64_t random, uint64_t *at) {
     for (int r = 0; r < REQUESTS; r++)
-        for (int s = 0; s < asked[r].sample_count && !asked[r].cancelled; s++)
+        for (int s = 0; s < asked[r].sample_count && !asked[r].canceled; s++)
             if (asked[r].samples[s].waits && (!random || engine_waits(engine) || below(random, (*at)++, 60) == 0))
                 go_on(engine, &asked[r], s);
 }
 
 static void cancel_request(Engine *engine, Asked *asked) {
     engine_cancel(engine, asked);
-    asked->cancelled = true;
+    asked->canceled = true;
 }
 
 static EngineCounts run_schedule(const Config *config, const Schedule *schedule, Asked *asked) {
@@ -167,7 +167,7 @@ static EngineCounts run_schedule(const Config *config, const Schedule *schedule,
 }
 
 static void expect_bits(const char *name, uint64_t schedule, const Asked *alone, const Asked *asked) {
-    if (asked->cancelled) return;
+    if (asked->canceled) return;
     assert_int_equal(asked->scored, asked->is_scored ? asked->prompt_count - 1 : 0);
     assert_memory_equal(asked->scores, alone->scores, sizeof asked->scores);
     for (int s = 0; s < asked->sample_count; s++) {
@@ -193,7 +193,7 @@ static void run_schedules(int family, Precision precision, int schedules, Engine
             .slots = 2 + (int64_t)below(8, i, 7), .cache_rows = MOST_PROMPT + MOST_TOKENS + (int64_t)below(9, i, 400)};
         EngineCounts made = run_schedule(&config, &(Schedule){100 + i, sizes, precision}, asked);
         for (int r = 0; r < REQUESTS; r++) expect_bits(families[family].name, i, &alone[r], &asked[r]);
-        counts->preempted += made.preempted;
+        counts->suspended += made.suspended;
         counts->moved += made.moved;
     }
     options_free_strings(&strings);
@@ -205,7 +205,7 @@ static void any_schedule_gives_the_bits_of_one_sequence(void **state) {
     static const Precision precisions[] = {PRECISION_FP32, PRECISION_BF16};
     EngineCounts counts = {0};
     for (size_t i = 0; i < 2 * sizeof chosen / sizeof *chosen; i++) run_schedules(chosen[i / 2], precisions[i % 2], 8, &counts);
-    assert_in_range(counts.preempted, 100, INT32_MAX);
+    assert_in_range(counts.suspended, 100, INT32_MAX);
     assert_in_range(counts.moved, 100, INT32_MAX);
 }
 

@@ -5,7 +5,7 @@
 
 FUZZ(vae) {
     enum { CHANNELS = 4, MOST_SCALE = 128 };
-    static float pixels[VAE_COLOURS * MOST_SCALE * MOST_SCALE];
+    static float pixels[VAE_COLORS * MOST_SCALE * MOST_SCALE];
     const float latents[CHANNELS] = {1, -1, 0.5f, 0};
     const uint8_t *end = memchr(data, 0, size);
     size_t length = end ? (size_t)(end - data) : size;

@@ -190,7 +190,7 @@ def edited(text):
 
 
 def check_lines(smelt, folder, texts, chance):
-    """The bytes that are left of each text, seen by a rule that none fulfils but a copy of one that stays whole."""
+    """The bytes that are left of each text, seen by a rule that none fulfills but a copy of one that stays whole."""
     odd = ["use [1]", "[edit]", "JavaScript", "Privacy Policy", "\u2028", "\x1c", "\r", "w" * 1001, "[citation needed].", "x x x."]
     texts = ["".join(chance.choice([text[:chance.randint(0, 200)], " ", "\n", chance.choice(odd)]) for _ in range(chance.randint(1, 9))) for text in texts]
     with open(os.path.join(folder, "documents.jsonl"), "w") as file:

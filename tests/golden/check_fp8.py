@@ -1,5 +1,5 @@
 """Folders of `smelt convert RUN OUT dtype=fp8` in transformers with compressed-tensors, which is also vLLM's reader of the layout: codes
-and scales must be those that PyTorch computes of the same weights, bit for bit; loaded with dequantised weights, logits must be those
+and scales must be those that PyTorch computes of the same weights, bit for bit; loaded with dequantized weights, logits must be those
 of smelt for a folder with these numbers; computed by compressed-tensors with activations in FP8 too, they must be near them.
 
 Needs torch, transformers 5 and compressed-tensors. Usage, from the repository after `make`:  python tests/golden/check_fp8.py [BUILD]

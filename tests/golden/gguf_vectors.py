@@ -2,7 +2,7 @@
 
 - gguf/converted.txt: what llama.cpp's convert_hf_to_gguf.py makes of the folders beside this script, in F32: their keys, and for each
   tensor its type, shape and the XXH3 of its data. Vocabularies are left out: the folders have none.
-- gguf/sentencepiece.json: a BPE model that sentencepiece trains on Debian's licences, as transformers makes a tokenizer.json of it.
+- gguf/sentencepiece.json: a BPE model that sentencepiece trains on Debian's licenses, as transformers makes a tokenizer.json of it.
 - gguf/types.gguf: a file of llama.cpp's gguf-py with a tensor of each type that smelt reads, and its values in F32 as gguf-py
   decodes them (NAME.values); for types that smelt writes, also what gguf-py encodes them from (NAME.source).
 

@@ -60,7 +60,7 @@ def k3(d):
 
 
 def ppo(ratio, advantage, s):
-    """arXiv 1707.06347, equation 7, to be maximised; arXiv 1912.09729, equation 5, with two bounds."""
+    """arXiv 1707.06347, equation 7, to be maximized; arXiv 1912.09729, equation 5, with two bounds."""
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - s["low"], 1 + s["high"]) * advantage)
     return torch.where(advantage < 0, torch.maximum(surrogate, s["dual"] * advantage), surrogate) if s["dual"] else surrogate
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/tokenizers/: small vocabularies of each kind, trained by `tokenizers` on Debian's licences and generated text, and
+"""Writes tests/golden/tokenizers/: small vocabularies of each kind, trained by `tokenizers` on Debian's licenses and generated text, and
 vectors.txt, what the library makes of short texts, and sentencepiece.txt, the same of models by `sentencepiece`: kind, ids are with (1) or without (0) the template, text in hex, ids, decoded text in hex.
 
     FOLDER/venv/bin/python tests/golden/tokenizer_vectors.py     with the environment that tests/golden/compare_tokenizers.py makes in FOLDER"""

@@ -86,7 +86,7 @@ static void sampling_is_that_of_the_pipeline(void **state) {
 /* Sums in other orders: pixels are below 2. */
 static void a_decoder_gives_the_pixels_of_diffusers(void **state) {
     (void)state;
-    enum { LATENTS = 4, ROWS = 3, COLUMNS = 5, SCALE = 4, PIXELS = VAE_COLOURS * SCALE * ROWS * SCALE * COLUMNS };
+    enum { LATENTS = 4, ROWS = 3, COLUMNS = 5, SCALE = 4, PIXELS = VAE_COLORS * SCALE * ROWS * SCALE * COLUMNS };
     SCOPED(safetensors_close) Safetensors expected;
     Error error = {0};
     float latents[LATENTS * ROWS * COLUMNS], pixels[PIXELS];

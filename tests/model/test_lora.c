@@ -410,7 +410,7 @@ static void says(int code, const char *fragment, const char *format, const char 
     process_free(&result);
 }
 
-/* A text of a few hundred words and a base that has learnt a little of it. */
+/* A text of a few hundred words and a base that has learned a little of it. */
 static int setup(void **state) {
     if (enter_folder(state) != 0) return -1;
     write_corpus("text", 600);

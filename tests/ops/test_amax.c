@@ -319,7 +319,7 @@ static Case rope_case(int i, int64_t rows) {
         .columns = heads_columns(&heads),
         .heads = heads,
         .rotated = shapes[i % 5].rotated,
-        .pairs = i < 5 ? ROPE_HALVES : ROPE_NEIGHBOURS};
+        .pairs = i < 5 ? ROPE_HALVES : ROPE_NEIGHBORS};
 }
 enum { ROPE_CASES = 10 };
 

@@ -237,13 +237,13 @@ static void rope_turns_pairs_half_a_rotation_apart(void **state) {
 }
 
 /* As FLUX turns image tokens: row 3, column 5 of a grid of 8, no third coordinate; the first channels stay. */
-static void rope_over_a_grid_turns_neighbours_by_row_and_column(void **state) {
+static void rope_over_a_grid_turns_neighbors_by_row_and_column(void **state) {
     (void)state;
     Heads heads = {.heads = 1, .kv_heads = 1, .qk_dim = 10, .v_dim = 10};
     RopeSpec spec = {.theta = 100, .dimensions = 10, .positions = 64, .axes = {2, 4, 4}, .grid = 8};
     Run run = run_begin(false);
     TensorId x = input(&run, TYPE_COMPUTE, 1, 30), positions = input(&run, TYPE_INT32, 1, 1);
-    TensorId y = op_rope(run.graph, x, positions, op_rope_table(run.graph, &spec), &heads, ROPE_NEIGHBOURS);
+    TensorId y = op_rope(run.graph, x, positions, op_rope_table(run.graph, &spec), &heads, ROPE_NEIGHBORS);
     run.graph->tensors[y].keep = true;
     run_plan(&run);
     double *from = executor_tensor(run.program.executor, x), *to = executor_tensor(run.program.executor, y);
@@ -283,9 +283,9 @@ static void rope_gradients_match_central_differences(void **state) {
         {7, {2, 1, 8, 8}, 8, positions},
         {7, {4, 2, 34, 34}, 34, positions},
         {5, {3, 3, 20, 20}, 10, positions},
-        {7, {2, 1, 8, 8}, 8, positions, ROPE_NEIGHBOURS},
-        {5, {3, 2, 34, 34}, 18, positions, ROPE_NEIGHBOURS},
-        {3, {2, 2, 24, 24}, 16, positions, ROPE_NEIGHBOURS},
+        {7, {2, 1, 8, 8}, 8, positions, ROPE_NEIGHBORS},
+        {5, {3, 2, 34, 34}, 18, positions, ROPE_NEIGHBORS},
+        {3, {2, 2, 24, 24}, 16, positions, ROPE_NEIGHBORS},
     };
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rope, &shapes[i], (CheckBounds){0});
 }
@@ -1504,7 +1504,7 @@ int main(void) {
         cmocka_unit_test(a_cache_under_longrope_has_the_long_factors_after_the_original_context),
         cmocka_unit_test(without_scaling_frequencies_are_powers_of_theta),
         cmocka_unit_test(rope_turns_pairs_half_a_rotation_apart),
-        cmocka_unit_test(rope_over_a_grid_turns_neighbours_by_row_and_column),
+        cmocka_unit_test(rope_over_a_grid_turns_neighbors_by_row_and_column),
         cmocka_unit_test(rope_gradients_match_central_differences),
         cmocka_unit_test(queries_are_scaled_by_their_positions),
         cmocka_unit_test(projections_of_latents_are_packed_and_their_gradients_unpacked),

@@ -1,4 +1,4 @@
-/* GPU kernels at the shapes that choose between them: every width that has a kernel of its own, its neighbours, and
+/* GPU kernels at the shapes that choose between them: every width that has a kernel of its own, its neighbors, and
  * those that only the kernels for any width take. Small shapes are in test_dense.c and test_attention.c. Skipped
  * without SMELT_TEST_DEVICE. */
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* Optimizers over parameters that are kept in bf16 (precision pure_bf16), against the same update in fp32: a value
- * is rounded to one of its two neighbours, by chance, without drift; nothing but the element, its parameter and the
+ * is rounded to one of its two neighbors, by chance, without drift; nothing but the element, its parameter and the
  * step decides; a GPU (SMELT_TEST_DEVICE) rounds as the CPU does. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -96,12 +96,12 @@ static void update(const Fixture *f, int64_t step, double lr) {
     optimizer_step(f->optimizer, &(Update){f->arenas[0], f->weights, f->arenas[1], step, lr, 1});
 }
 
-/* The distance of two neighbours of bf16 around x, or a little more: x has 8 bits. */
+/* The distance of two neighbors of bf16 around x, or a little more: x has 8 bits. */
 static float spacing(float x) { return ldexpf(1, ilogbf(fabsf(x) + 1e-30f) - 7); }
 
 /* -- On the CPU ---------------------------------------------------------------------------------------------------- */
 
-static void check_neighbours(int name) {
+static void check_neighbors(int name) {
     OptimizerConfig config = config_of(name);
     Fixture pure_bf16 = make(device_cpu(), PRECISION_PURE_BF16, &config), wide = make(device_cpu(), PRECISION_BF16, &config);
     update(&pure_bf16, 1, 0.01);
@@ -109,7 +109,7 @@ static void check_neighbours(int name) {
     float *a = values_of(&pure_bf16, 1), *b = values_of(&wide, 1), *vector = values_of(&pure_bf16, 0), *same = values_of(&wide, 0);
     int up = 0;
     for (int i = 0; i < COUNT; i++) {
-        if (!(fabsf(a[i] - b[i]) < spacing(b[i]))) fail_msg("element %d is %.8g, no neighbour of %.8g", i, a[i], b[i]);
+        if (!(fabsf(a[i] - b[i]) < spacing(b[i]))) fail_msg("element %d is %.8g, no neighbor of %.8g", i, a[i], b[i]);
         up += a[i] > b[i];
     }
     assert_true(up > COUNT * 0.45 && up < COUNT * 0.55); /* eight deviations of a fair coin */
@@ -119,11 +119,11 @@ static void check_neighbours(int name) {
     drop(&wide);
 }
 
-static void an_update_is_rounded_to_a_neighbour(void **state) {
+static void an_update_is_rounded_to_a_neighbor(void **state) {
     (void)state;
-    check_neighbours(OPTIMIZER_adamw);
-    check_neighbours(OPTIMIZER_muon);
-    check_neighbours(OPTIMIZER_lion);
+    check_neighbors(OPTIMIZER_adamw);
+    check_neighbors(OPTIMIZER_muon);
+    check_neighbors(OPTIMIZER_lion);
 }
 
 /* Steps of a fiftieth of a unit in the last place would be lost by rounding to nearest. */
@@ -256,7 +256,7 @@ static void a_gpu_rounds_as_the_cpu_does(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_update_is_rounded_to_a_neighbour),
+        cmocka_unit_test(an_update_is_rounded_to_a_neighbor),
         cmocka_unit_test(small_updates_add_up),
         cmocka_unit_test(infinity_and_nan_stay_what_they_are),
         cmocka_unit_test(what_is_not_finite_is_seen_anywhere),

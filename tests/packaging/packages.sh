@@ -48,7 +48,7 @@ python3 -m venv "$folder/venv"
 trains wheel "$folder/venv/bin"
 ldd "$folder/venv/bin/smelt" | grep -v -E 'linux-vdso|lib(c|m|dl|pthread)\.so|ld-linux' && fail "the wheel's program needs these libraries"
 for package in libgcc libssl-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev; do
-    ls "$folder"/venv/lib/python*/site-packages/smelt-*.dist-info/licenses | grep -q "$package" || fail "the wheel lacks the licence of $package"
+    ls "$folder"/venv/lib/python*/site-packages/smelt-*.dist-info/licenses | grep -q "$package" || fail "the wheel lacks the license of $package"
 done
 # A libcrypto in the program must not be taken by a library that is opened at run time and brings another one.
 nm -D --defined-only "$folder/venv/bin/smelt" | grep -q ' EVP_' && fail "the wheel's program shows its libcrypto to others"

@@ -730,7 +730,7 @@ static void ignored_lines_are_one_warning(void **state) {
     free(text);
 }
 
-static void each_layer_has_a_heat_map_with_the_colours_of_its_loads(void **state) {
+static void each_layer_has_a_heat_map_with_the_colors_of_its_loads(void **state) {
     (void)state;
     char *text = page_of("{\"kind\":\"load\",\"step\":1,\"load\":[[0.25,0.25,0.25,0.25],[1,0,0,0]]}\n");
     assert_has(text, "<h3>Layer 1</h3><p aria-live=\"polite\">largest at the end: 4.00\xC3\x97</p>");
@@ -1252,7 +1252,7 @@ int main(void) {
         TEST(numbers_for_the_script_hold_texts_unchanged_and_escaped),
         TEST(what_is_not_utf8_becomes_a_replacement_character),
         TEST(ignored_lines_are_one_warning),
-        TEST(each_layer_has_a_heat_map_with_the_colours_of_its_loads),
+        TEST(each_layer_has_a_heat_map_with_the_colors_of_its_loads),
         TEST(maps_of_many_experts_have_fewer_columns),
         TEST(norms_of_layers_have_a_map_for_gradients_and_one_for_weights),
         TEST(norms_of_tensors_have_histograms),

@@ -169,7 +169,7 @@ static void each_way_a_run_can_be_is_told_everywhere(void **state) {
     Config config = {.steps = 40, .checkpoint.store = ""};
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         const Way *way = &ways[i];
-        char told[RUN_TOLD];
+        char told[RUN_STATE_TEXT];
         assert_int_equal(mkdir("run", 0777), 0);
         double now = log_unix_seconds();
         char *records = with_times(way->records, now);

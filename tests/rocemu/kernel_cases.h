@@ -111,7 +111,7 @@ static inline void build_norm_case(Check *check, const void *argument) {
 }
 static inline void run_norm(const KernelCase *c) { check_launch(build_norm_case, c, true); }
 
-/* One sample: merged, normalised. */
+/* One sample: merged, normalized. */
 static inline void build_adaptive_norm_case(Check *check, const void *argument) {
     const KernelCase *c = argument;
     int64_t shape[] = {c->rows, c->in}, vector[] = {1, c->in};

@@ -74,7 +74,7 @@ static void a_report_of_right_kernels_passes(void **state) {
     assert_int_equal(count_lines(report, "collectives", "note"), 1); /* one card */
     json_t *kernels = json_object_get(report, "kernels");
     assert_int_equal(json_array_size(kernels), 3);
-    const char *compiler = getenv("CYCLES_COMPILER_gfx942"), *known = json_string_value(json_object_get(report, "modelled_for"));
+    const char *compiler = getenv("CYCLES_COMPILER_gfx942"), *known = json_string_value(json_object_get(report, "modeled_for"));
     if (!compiler || !known || strcmp(compiler, known) != 0) return; /* other code than that of the table */
     json_array_foreach(kernels, i, row) {
         double ratio = json_number_value(json_object_get(row, "ratio"));

@@ -1,4 +1,4 @@
-/* Modelled cycles of the hot kernels (tools/rocemu/timing.c) on the emulated GPU of ROCEMU_GPU, against the table
+/* Modeled cycles of the hot kernels (tools/rocemu/timing.c) on the emulated GPU of ROCEMU_GPU, against the table
  * cycles.csv beside this file. A launch that takes over 3% longer than its row fails, and so does one that has no row:
  * `make amd-cycles` writes the table anew, and what changed belongs into the same commit. The table says of which
  * compiler the kernels are, because another one makes other code: then nothing is compared. With CYCLES=FILE the rows
@@ -119,8 +119,8 @@ static int count_slower(const Table *now, const Table *before) {
         const Row *row = &now->row[i], *old = find_row(before, row->key);
         if (old && row->cycles <= GROWTH * old->cycles) continue;
         slower++;
-        if (old) print_message("%s: %.0f modelled cycles, %+.1f%%\n", row->key, row->cycles, 100 * (row->cycles / old->cycles - 1));
-        else print_message("%s: %.0f modelled cycles, not in the table\n", row->key, row->cycles);
+        if (old) print_message("%s: %.0f modeled cycles, %+.1f%%\n", row->key, row->cycles, 100 * (row->cycles / old->cycles - 1));
+        else print_message("%s: %.0f modeled cycles, not in the table\n", row->key, row->cycles);
     }
     return slower;
 }

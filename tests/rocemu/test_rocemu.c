@@ -371,7 +371,7 @@ static void the_mode_register_says_how_floats_are_rounded_and_flushed(void **sta
     for (int lane = 0; lane < LANES; lane++) in[lane] = (u32)(lane + 1) << 17;
     run_lanes("flushed_sum", in, out);
     for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], in[lane] < 0x800000 ? 0 : in[lane] + 0x800000);
-    for (int lane = 0; lane < LANES; lane++) in[lane] = fb(0x1.fp-24f * (float)(lane + 1)); /* between the 24-bit neighbours of 1 */
+    for (int lane = 0; lane < LANES; lane++) in[lane] = fb(0x1.fp-24f * (float)(lane + 1)); /* between the 24-bit neighbors of 1 */
     run_lanes("truncated_sum", in, out);
     for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], 0x3f800000 + (u32)floor(ldexp((double)f(in[lane]), 23)));
 }

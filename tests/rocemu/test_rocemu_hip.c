@@ -512,8 +512,7 @@ static void accesses_arrive_as_late_as_their_waits_allow(void **state) {
 static void statistics_count_what_a_kernel_moves_and_say_what_bounds_it(void **state) {
     static const char *const lines[] = {"strided: 1 launches, 1 workgroups, 1 wavefronts,", "0 matrix (0 GFLOP), 2 LDS, 2 memory;",
         "memory: 272 bytes read, 256 written, 1 of 2 accesses uncoalesced (66 lines of 128 bytes, 4 at best)",
-        "LDS: 512 bytes in 2 accesses, 128 cycles, 124 of them bank conflicts",
-        "modelled for a full MI300X, not measured:", "bound by LDS"};
+        "LDS: 512 bytes in 2 accesses, 128 cycles, 124 of them bank conflicts", "modeled for a full MI300X, not measured:", "bound by LDS"};
     char output[4096];
     (void)state;
     run_child("strided", "", "ROCEMU_STATS=1", output);

@@ -17,7 +17,7 @@ static const char *target(void) { return getenv("ROCEMU_GPU") ? getenv("ROCEMU_G
 static bool is_gfx950(void) { return !strcmp(target(), "gfx950"); }
 static double clock_hz(void) { return is_gfx950() ? 2.4e9 : 2.1e9; }
 
-/* Modelled cycles of a launch. */
+/* Modeled cycles of a launch. */
 static double cycles_of(const char *kernel, Shape shape, void **arguments) {
     void *events[2];
     float milliseconds = 0;
@@ -52,7 +52,7 @@ static void compare(const Expected *rows, size_t count, double above) {
     for (size_t i = 0; i < count; i++) {
         double cycles = chain_cycles(rows[i].kernel, rows[i].waves), expected = is_gfx950() ? rows[i].cycles_950 : rows[i].cycles;
         if (cycles < 0.99 * expected || cycles > above * expected)
-            fail_msg("%s of %d wavefronts: %.2f modelled cycles instead of %.2f", rows[i].kernel, rows[i].waves, cycles, expected);
+            fail_msg("%s of %d wavefronts: %.2f modeled cycles instead of %.2f", rows[i].kernel, rows[i].waves, cycles, expected);
     }
 }
 #define COMPARE(rows, above) compare(rows, sizeof(rows) / sizeof *(rows), above)
@@ -137,7 +137,7 @@ static const char *printed(const char *kernel, const char *before, char output[4
 static void shares_count_idle_units(void **state) {
     char output[4096];
     (void)state;
-    double cycles = atof(printed("uneven", "modelled ", output)), share = atof(printed("uneven", "busy: matrix ", output)),
+    double cycles = atof(printed("uneven", "modeled ", output)), share = atof(printed("uneven", "busy: matrix ", output)),
            units = is_gfx950() ? 256 : 304, expected = 100 * 8 * PRINTED * 256 * 16.0 / (4 * units * cycles);
     assert_true(cycles > 0.99 * PRINTED * 256 * 16 && cycles < 1.05 * PRINTED * 256 * 16);
     if (share < expected - 0.1 || share > expected + 0.1) fail_msg("%.2f%% instead of %.2f%%", share, expected);
@@ -147,11 +147,11 @@ static void shares_count_idle_units(void **state) {
 static void ranges_say_what_is_unknown(void **state) {
     char output[4096];
     (void)state;
-    double model = atof(printed("lds_read_16", "modelled ", output)), low = 0, high = 0;
+    double model = atof(printed("lds_read_16", "modeled ", output)), low = 0, high = 0;
     assert_int_equal(sscanf(printed("lds_read_16", " MB)\n", output), "%lf to %lf cycles", &low, &high), 2);
     assert_true(low <= model && low > 0.9 * model);
     double most = is_gfx950() ? 2 : 1;
-    if (high < 0.95 * most * model || high > 1.05 * most * model) fail_msg("%.0f to %.0f cycles, modelled %.0f", low, high, model);
+    if (high < 0.95 * most * model || high > 1.05 * most * model) fail_msg("%.0f to %.0f cycles, modeled %.0f", low, high, model);
 }
 
 /* Public pointer chases on MI300X: 64 cycles and some for LDS, some 120 for L1. */
@@ -167,7 +167,7 @@ static void barriers_cost_little_when_all_come_at_once(void **state) {
     COMPARE(rows, 1.5);
 }
 
-/* Arguments lie in the host's heap, at another place in each launch here; another value makes each one that is modelled. */
+/* Arguments lie in the host's heap, at another place in each launch here; another value makes each one that is modeled. */
 static void cycles_do_not_depend_on_where_arguments_lie(void **state) {
     (void)state;
     enum { LAUNCHES = 8 };
@@ -179,7 +179,7 @@ static void cycles_do_not_depend_on_where_arguments_lie(void **state) {
         table.value[0] = (uint32_t)i;
         double cycles = cycles_of("read_arguments", line(1, LANES), (void *[]){&to, &table});
         if (i == 0) first = cycles;
-        if (cycles != first) fail_msg("%.0f modelled cycles in launch %d, and %.0f in the first one", cycles, i, first);
+        if (cycles != first) fail_msg("%.0f modeled cycles in launch %d, and %.0f in the first one", cycles, i, first);
     }
     for (int i = 0; i < LAUNCHES; i++) free(before[i]);
     hip.hipFree(to);
@@ -194,7 +194,7 @@ static void a_copy_reaches_most_of_what_memory_gives(void **state) {
     int n = BYTES / 16;
     double rate = 2.0 * BYTES / cycles_of("copy", line(304 * 8, 256), (void *[]){&to, &from, &n}) * clock_hz();
     double best = is_gfx950() ? 6.5e12 : 4.33e12;
-    print_message("a copy of 512 MiB: modelled %.2f TB/s\n", 1e-12 * rate);
+    print_message("a copy of 512 MiB: modeled %.2f TB/s\n", 1e-12 * rate);
     assert_in_range((uint64_t)(100 * rate / best), 85, 100);
     hip.hipFree(from), hip.hipFree(to);
     setenv("ROCEMU_TIME", "1", 1);
@@ -243,7 +243,7 @@ static void the_gemm_of_published_structure_has_the_rate_of_its_order(void **sta
         void *a = device_memory(2 * elements), *b = device_memory(2 * elements), *c = device_memory(4 * elements);
         double cycles = cycles_of("ping_pong", line((unsigned)tiles, 512), (void *[]){&c, &a, &b, &k, &n, &tiles});
         double rate = 2.0 * k * n * (double)n / cycles * clock_hz();
-        print_message("%d cubed: modelled %.0f TFLOP/s, published %.0f\n", k, 1e-12 * rate, 1e-12 * rows[i].published);
+        print_message("%d cubed: modeled %.0f TFLOP/s, published %.0f\n", k, 1e-12 * rate, 1e-12 * rows[i].published);
         assert_true(rate > rows[i].published && rate < 4.0 / 3 * rows[i].published);
         hip.hipFree(a), hip.hipFree(b), hip.hipFree(c);
     }

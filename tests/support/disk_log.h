@@ -8,7 +8,7 @@
  * order: names without contents, contents without names, sizes without contents (zeros), some sectors of a write.
  * DiskChance says which part. A rename within a folder happens whole or not at all.
  *
- * Files below the root must be written by write and its kin; symbolic links and shared mappings are not modelled.
+ * Files below the root must be written by write and its kin; symbolic links and shared mappings are not modeled.
  * disk_log_is_complete finds out whether the program did anything else. */
 #pragma once
 

@@ -117,7 +117,7 @@ static void add_name(Call *call, DiskName name) { call->change.names[call->chang
 
 /* -- The beginning of a call --------------------------------------------------------------------------------------- */
 
-/* All names must lie below the root: moving in or out is not modelled. */
+/* All names must lie below the root: moving in or out is not modeled. */
 static bool names_are_ours(const DiskChange *change) {
     for (int i = 0; i < change->name_count; i++)
         if (change->names[i].folder == DISK_NOTHING) return false;

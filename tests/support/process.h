@@ -41,7 +41,7 @@ typedef struct ProcessResult {
  * a busy machine too. */
 enum { WAIT_LIMIT = 600 };
 
-/* By which children that meet recognise each other, unless a test sets SMELT_SECRET itself. */
+/* By which children that meet recognize each other, unless a test sets SMELT_SECRET itself. */
 #define PROCESS_SECRET "the secret of all tests"
 
 /* Waits until the condition holds, which is evaluated again and again; at the limit the test fails with the

@@ -49,8 +49,8 @@ LANE_INLINE float element(uint32_t word, ElementType type, int j) {
     }
 }
 
-/* One operand as [block][k][row or column]: neighbouring lanes hold neighbouring rows of one k, and a lane's elements are of
- * neighbouring k, `piece` of them at a time. Type and size are constants in each copy. */
+/* One operand as [block][k][row or column]: neighboring lanes hold neighboring rows of one k, and a lane's elements are of
+ * neighboring k, `piece` of them at a time. Type and size are constants in each copy. */
 typedef struct GatherCall {
     const uint32_t (*from)[LANES];
     int per_lane, piece;

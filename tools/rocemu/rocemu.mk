@@ -74,13 +74,13 @@ test-amd: packages ## run every AMD kernel instruction by instruction on emulate
 	@tools/install-packages.sh $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) run-test-amd
 
-# The table of modelled cycles says which compiler made the kernels.
+# The table of modeled cycles says which compiler made the kernels.
 CYCLES_TARGETS := $(filter gfx942 gfx90a gfx950,$(GPU_TARGETS))
 CYCLES_COMPILERS = $(foreach t,$(CYCLES_TARGETS),CYCLES_COMPILER_$t='$(shell $(call gpu_cc,$t) --version | head -n 1)')
 CYCLES_READY := $(BUILD)/tests/rocemu/test_cycles $(ROCEMU_LIBRARY) $(BUILD)/smelt
 MODEL_CASES ?= all
 
-amd-cycles: $(CYCLES_READY) ## write the table of modelled cycles anew that tests compare with (tests/rocemu/cycles.csv)
+amd-cycles: $(CYCLES_READY) ## write the table of modeled cycles anew that tests compare with (tests/rocemu/cycles.csv)
 	@$(CYCLES_COMPILERS) tools/rocemu/cycles.sh tests/rocemu/cycles.csv small $(BUILD)/rocemu $< $(CYCLES_TARGETS)
 
 amd-model: $(CYCLES_READY) ## model the hot kernels at the shapes of Llama and ZAYA1 on AMD GPUs, into build/amd-model.csv (MODEL_CASES=gemm: some)

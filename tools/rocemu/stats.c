@@ -1,6 +1,6 @@
 /* Counts for ROCEMU_STATS=1: per kernel, what was executed and moved, and the time that an MI300X would need at
  * least by its published rates. The totals of a process are kept by kernel and code object (which is named by its
- * cksum) and printed to stderr when it ends. "Modelled" means just that: no latency, no occupancy, no caches. */
+ * cksum) and printed to stderr when it ends. "Modeled" means just that: no latency, no occupancy, no caches. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,7 +162,7 @@ static void print_totals(void) {
                             : memory >= local                                                                              ? "memory"
                                                                                                                            : "LDS";
         fprintf(stderr,
-            "    modelled for a full MI300X, not measured: matrix %.3g us, vector %.3g us, memory %.3g us (nothing cached), LDS %.3g us: "
+            "    modeled for a full MI300X, not measured: matrix %.3g us, vector %.3g us, memory %.3g us (nothing cached), LDS %.3g us: "
             "bound by %s\n",
             1e6 * sum->matrix_seconds, 1e6 * vector, 1e6 * memory, 1e6 * local, bound);
     }

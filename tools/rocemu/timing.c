@@ -12,10 +12,10 @@
  *     where rounds were left out of an average one, whose time is taken as many times as there are more workgroups;
  *   - the launch takes at least what memory needs for its bytes.
  *
- * Modelled: four SIMDs; occupancy by registers, LDS, wavefront and workgroup slots; issue of one instruction per kind
+ * Modeled: four SIMDs; occupancy by registers, LDS, wavefront and workgroup slots; issue of one instruction per kind
  * and turn; cycles of vector, transcendental and matrix instructions, and when their results can be used; LDS bank
  * conflicts from addresses; coalescing; s_waitcnt, barriers, s_setprio, s_nop; hits and rates of each cache level.
- * Not modelled: the clock, which falls under load (cycles are what to compare; seconds are at the peak clock, and GEMMs
+ * Not modeled: the clock, which falls under load (cycles are what to compare; seconds are at the peak clock, and GEMMs
  * of cards under their power limit are 1.3 to 1.7 times slower); instruction fetch beyond a constant for branches; TLBs;
  * register bank conflicts; DRAM pages; queues of other compute units but for an equal share of rates; atomics in L2;
  * launches side by side and the time to launch. */
@@ -369,7 +369,7 @@ static void replay_free(Replay *replay) {
     free(replay->waited_reason);
 }
 
-/* The launch's cycles at a bound; 0 if they could not be modelled. */
+/* The launch's cycles at a bound; 0 if they could not be modeled. */
 static double bound_cycles(const Timing *timing, const Part *part, const Traffic *traffic, const Replayed *replayed, Bound bound) {
     Replay replay;
     bool good = replay_init(timing, &replay) && replay_blocks(replayed, bound, &replay);

@@ -2,7 +2,7 @@
  * which workgroups are traced and puts results together; timing_trace.c records what their wavefronts execute;
  * timing_machine.c says what cards and instructions cost; timing_cache.c finds which cache serves which line;
  * timing_replay.c runs the traces of one compute unit cycle by cycle; timing_report.c prints. timing.c's opening says
- * what is modelled and what is not. */
+ * what is modeled and what is not. */
 #ifndef ROCEMU_TIMING_H
 #define ROCEMU_TIMING_H
 
@@ -28,7 +28,7 @@ typedef struct Machine {
     double clock; /* Hz, the peak */
     int dies, units_per_die;
     unsigned simd_waves, lds_bytes, lds_granule, unit_groups;
-    LocalRule local[MOST_RULES]; /* the first is modelled, the others are possible */
+    LocalRule local[MOST_RULES]; /* the first is modeled, the others are possible */
     /* Operations per cycle and SIMD of matrix instructions: fp32, xf32, 16 bits with several blocks, with 4 values per
      * lane, with 8, and 8 bits with 8 values and with 32. 0: there is no such instruction. */
     unsigned rate_f32, rate_xf32, rate_half_blocks, rate_half, rate_half_8, rate_byte, rate_byte_32;
@@ -44,7 +44,7 @@ const Machine *machine_find(const char *target);
 /* Workgroups that fit a compute unit: by registers, LDS, wavefront slots. 0: not even one. */
 int machine_occupancy(const Machine *machine, const Kernel *kernel, unsigned threads, uint64_t lds_bytes);
 
-/* The modelled value, and its least and largest value over the unknown properties of a card: rules of LDS, and latencies. */
+/* The modeled value, and its least and largest value over the unknown properties of a card: rules of LDS, and latencies. */
 typedef enum Bound { BOUND_MODEL, BOUND_LOW, BOUND_HIGH, BOUNDS } Bound;
 enum { LOCAL_BITS = 10 };
 /* Cycles that LDS needs for one access of a wavefront: LOCAL_BITS for each Bound. */

@@ -14,7 +14,7 @@
  * halves of the wavefront. */
 static const uint8_t crosswise[QUADS] = {0, 5, 1, 4, 2, 7, 3, 6, 8, 13, 9, 12, 10, 15, 11, 14},
                      crosswise_16[QUADS] = {0, 3, 5, 6, 1, 2, 4, 7, 8, 11, 13, 14, 9, 10, 12, 15},
-                     neighbours[QUADS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+                     neighbors[QUADS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
                      halves[QUADS] = {0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15};
 
 static const Machine machines[] = {
@@ -26,7 +26,7 @@ static const Machine machines[] = {
         .simd_waves = 8,
         .lds_bytes = 65536,
         .lds_granule = 512,
-        .local = {{&crosswise, 32, 32, 1}, {&neighbours, 32, 32, 1}, {&halves, 32, 32, 1}},
+        .local = {{&crosswise, 32, 32, 1}, {&neighbors, 32, 32, 1}, {&halves, 32, 32, 1}},
         .unit_groups = 16,
         .rate_f32 = 64,
         .rate_half_blocks = 256,

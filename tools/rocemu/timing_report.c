@@ -1,4 +1,4 @@
-/* What ROCEMU_TIME prints when the process ends: for each launch, of those alike only once, the modelled cycles, how
+/* What ROCEMU_TIME prints when the process ends: for each launch, of those alike only once, the modeled cycles, how
  * busy the units are, where wavefronts wait, and the instructions at which they wait longest. ROCEMU_TIME_CSV=FILE
  * gets a row for each instead: target, ROCEMU_TIME_LABEL, kernel, grid, cycles, with ROCEMU_TIME_RANGE their range, shares of the matrix units' and of
  * memory's rate, launches, registers, workgroups per compute unit, the longest wait. Nothing here was measured. */
@@ -21,7 +21,7 @@ static double memory_share(const TimingResult *result) {
 
 static void print_result(const TimingResult *result) {
     double rate = result->seconds > 0 ? result->operations / result->seconds : 0;
-    fprintf(stderr, "rocemu: %s, grid %u x %u x %u of %u threads, %llu launches: modelled %.0f cycles, %.4g us at %.1f GHz of %s\n",
+    fprintf(stderr, "rocemu: %s, grid %u x %u x %u of %u threads, %llu launches: modeled %.0f cycles, %.4g us at %.1f GHz of %s\n",
         result->kernel, result->grid[0], result->grid[1], result->grid[2], result->threads, (unsigned long long)result->launches,
         result->cycles, 1e6 * result->seconds, 1e-9 * result->machine->clock, result->machine->name);
     fprintf(stderr,

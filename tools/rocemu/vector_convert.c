@@ -1,4 +1,4 @@
-/* Vector conversions between fp64, fp32, fp16, integers, normalised integers and fp8. Conversions to integers truncate and saturate; NaN gives 0. */
+/* Vector conversions between fp64, fp32, fp16, integers, normalized integers and fp8. Conversions to integers truncate and saturate; NaN gives 0. */
 #include "fp8.h"
 #include "undefined.h"
 

@@ -37,9 +37,9 @@ enum {
     GEMV_THREADS = 256,
     GEMV_CHUNK = 8, /* elements per load */
     GEMV_STEP = GEMV_THREADS * GEMV_CHUNK,
-    GEMV_LOADS = 8,   /* of B in flight per thread: of 8 lines, or of 4 */
-    GEMV_HELD = 4096, /* up to this k a block holds x */
-    GEMV_PLACES = 2,  /* blocks that fit on one processor */
+    GEMV_LOADS = 8,                /* of B in flight per thread: of 8 lines, or of 4 */
+    GEMV_HELD = 4096,              /* up to this k a block holds x */
+    GEMV_BLOCKS_PER_PROCESSOR = 2, /* as many as fit on one */
 };
 
 #ifdef GPU_DEVICE
@@ -209,9 +209,9 @@ static inline int gemv_kernel(const Gemv *gemv) {
 
 /* Returns the grid for a GPU with `processors` processors, and sets the gemv's groups and blocks. */
 static inline LaunchShape gemv_shape(int processors, Gemv *gemv) {
-    int64_t places = GEMV_PLACES * (int64_t)processors;
+    int64_t fitting = GEMV_BLOCKS_PER_PROCESSOR * (int64_t)processors;
     gemv->groups = (int32_t)divide_up(gemv->n, gemv_lines(gemv->k));
-    gemv->blocks = gemv->k > GEMV_HELD || gemv->groups < places ? gemv->groups : (int32_t)places;
+    gemv->blocks = gemv->k > GEMV_HELD || gemv->groups < fitting ? gemv->groups : (int32_t)fitting;
     return (LaunchShape){.x = gemv->blocks, .threads = GEMV_THREADS};
 }
 

@@ -68,8 +68,8 @@ INLINE bool have_failed(const Windows *a, int looks) { return looks % LOOKS == 0
 /* Returns another rank's word; 0 after the group has failed. */
 INLINE uint32_t receive_words(const Windows *a, GLOBAL uint64_t *own, int rank, int64_t word, uint32_t number) {
     for (int i = 1;; i++) {
-        uint64_t labelled = look(a, own, rank, word, number);
-        if (labelled >> 32 == number) return (uint32_t)labelled;
+        uint64_t labeled = look(a, own, rank, word, number);
+        if (labeled >> 32 == number) return (uint32_t)labeled;
         if (have_failed(a, i)) return 0;
     }
 }

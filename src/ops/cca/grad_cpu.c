@@ -60,7 +60,7 @@ static W dot(const T *restrict a, const T *restrict b, int64_t count) {
 }
 
 /* g = scale (dy - y * pull), rotated back by the angles; total += g. */
-static void normalise_grad(T *restrict g, W *restrict total, const T *restrict dy, const T *restrict y, W scale, W pull,
+static void normalize_grad(T *restrict g, W *restrict total, const T *restrict dy, const T *restrict y, W scale, W pull,
     const W *restrict table, int64_t rotated, int64_t dim) {
     int64_t half = rotated / 2;
 #pragma omp simd simdlen(8)
@@ -79,7 +79,7 @@ static void normalise_grad(T *restrict g, W *restrict total, const T *restrict d
     }
 }
 
-static void normalise_row_grad(const Backward *b, int64_t r, W *temperature_sum, W *bias_sum) {
+static void normalize_row_grad(const Backward *b, int64_t r, W *temperature_sum, W *bias_sum) {
     const CcaShape *s = &b->s;
     const W *angles = b->table + b->rows.positions[r] * b->rotated, *scales = b->scales + r * (s->heads + s->kv_heads);
     for (int64_t head = 0; head < s->heads + s->kv_heads; head++) {
@@ -92,7 +92,7 @@ static void normalise_row_grad(const Backward *b, int64_t r, W *temperature_sum,
             temperature_sum[group] += along;
             scale *= b->temperature[group];
         }
-        normalise_grad(
+        normalize_grad(
             b->g + r * s->convolved + column, bias_sum + column, dy, y, scale, normal ? along / s->dim : 0, angles, b->rotated, s->dim);
     }
 }
@@ -123,13 +123,13 @@ static void shift_values_grad(const Backward *b, int64_t r) {
     if (cca_history(&b->rows, r)) memcpy(halo + s->columns + s->convolved + current, dy + current, delayed_bytes);
 }
 
-static void normalise_block_grad(const Backward *b, int64_t block) {
+static void normalize_block_grad(const Backward *b, int64_t block) {
     const CcaShape *s = &b->s;
     W *temperature_sum = b->temperature_sums + block * s->kv_heads, *bias_sum = b->grouped_bias_sums + block * s->convolved;
     memset(temperature_sum, 0, s->kv_heads * sizeof(W));
     memset(bias_sum, 0, s->convolved * sizeof(W));
     for (int64_t r = block * KERNEL_BLOCK; r < int_min(s->rows, (block + 1) * KERNEL_BLOCK); r++) {
-        normalise_row_grad(b, r, temperature_sum, bias_sum);
+        normalize_row_grad(b, r, temperature_sum, bias_sum);
         shift_values_grad(b, r);
     }
 }
@@ -330,7 +330,7 @@ CPU_OP(cca_grad, cca_grad_cpu_workspace) {
     int64_t blocks = kernel_blocks(s.rows), chunks = cca_blocks(s.rows, CCA_CHUNK), all_heads = s.heads + s.kv_heads;
     int64_t tasks = grad_task_count(&s), next = 0;
 #pragma omp parallel for schedule(static) if (cca_parallel(&s))
-    for (int64_t block = 0; block < blocks; block++) normalise_block_grad(&b, block);
+    for (int64_t block = 0; block < blocks; block++) normalize_block_grad(&b, block);
 #pragma omp parallel if (cca_parallel(&s))
     if (omp_get_thread_num() < cca_threads(tasks)) {
         char *scratch = at + l.scratch + omp_get_thread_num() * layout.bytes;

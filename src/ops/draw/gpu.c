@@ -12,12 +12,12 @@
 enum { THREADS = 1024, PART_THREADS = 128 };
 
 /* A row of the operation's input `choice`, and of its output. */
-typedef struct DrawWish { float temperature, top_k, top_p, min_p, uniform, given, penalized, top; } DrawWish;
+typedef struct DrawChoiceRow { float temperature, top_k, top_p, min_p, uniform, given, penalized, top; } DrawChoiceRow;
 typedef struct DrawResult { float token, log_probability, likeliest, likeliest_log_probability; } DrawResult;
 
 typedef struct DrawArguments {
     const float GLOBAL *logits, *penalized;
-    const DrawWish GLOBAL *choice;
+    const DrawChoiceRow GLOBAL *choice;
     const int32_t GLOBAL *limit;
     float GLOBAL *y;
     int64_t columns, values, most_top; /* values: columns of y */
@@ -38,12 +38,12 @@ typedef struct DrawMost {
 typedef struct DrawPart { DrawMost all, drawn; } DrawPart;
 
 /* A row of penalize's input `choice`. */
-typedef struct PenaltyWish { float used, counted, repetition, presence, frequency; } PenaltyWish;
+typedef struct PenaltyChoiceRow { float used, counted, repetition, presence, frequency; } PenaltyChoiceRow;
 
 typedef struct PenalizeArguments {
     const float GLOBAL *logits;
     const int32_t GLOBAL *tokens, *slots;
-    const PenaltyWish GLOBAL *choice;
+    const PenaltyChoiceRow GLOBAL *choice;
     float GLOBAL *y, *state;
     Tiling tiling;
 } PenalizeArguments;
@@ -251,30 +251,32 @@ INLINE int32_t draw_token(const GpuDrawTokens *t, float uniform, LOCAL DrawShare
     return section.first;
 }
 
-INLINE float draw_scale(const DrawWish *wish) { return __builtin_fminf(1 / wish->temperature, __FLT_MAX__); /* 0 times infinity is NaN */ }
+INLINE float draw_scale(const DrawChoiceRow *choice) {
+    return __builtin_fminf(1 / choice->temperature, __FLT_MAX__); /* 0 times infinity is NaN */
+}
 
 /* Returns the part's sum relative to `most`, the largest logit of all parts. */
 INLINE float sum_of_part(DrawMost part, float most, float scale) { return part.sum * fast_exp((part.logit - most) * scale); }
 
 /* Returns the token of a row. `most`: its largest logit and the first token that has it. */
 INLINE int32_t draw_row(
-    DrawLogits row, int32_t count, DrawAfter most, const DrawWish *wish, const DrawPart GLOBAL *parts, LOCAL DrawShared *shared) {
-    if (wish->given > 0) return (int32_t)wish->given - 1;
-    if (wish->temperature == 0) return most.token < 0 ? 0 : most.token;
+    DrawLogits row, int32_t count, DrawAfter most, const DrawChoiceRow *choice, const DrawPart GLOBAL *parts, LOCAL DrawShared *shared) {
+    if (choice->given > 0) return (int32_t)choice->given - 1;
+    if (choice->temperature == 0) return most.token < 0 ? 0 : most.token;
     const DrawSection whole = {0, count};
-    GpuDrawTokens tokens = {.x = row, .count = count, .most = most.logit, .scale = draw_scale(wish), .least = -INFINITY};
-    bool cut_k = wish->top_k > 0 && wish->top_k < (float)count, cut_p = wish->top_p < 1;
-    if (cut_k) tokens.least = find_least(&tokens, true, wish->top_k, shared);
-    if (cut_p) tokens.least = find_least(&tokens, false, wish->top_p * sum_weights(&tokens, whole, shared), shared);
-    tokens.least_weight = wish->min_p;
-    if (cut_k || cut_p || wish->min_p > 0) {
+    GpuDrawTokens tokens = {.x = row, .count = count, .most = most.logit, .scale = draw_scale(choice), .least = -INFINITY};
+    bool cut_k = choice->top_k > 0 && choice->top_k < (float)count, cut_p = choice->top_p < 1;
+    if (cut_k) tokens.least = find_least(&tokens, true, choice->top_k, shared);
+    if (cut_p) tokens.least = find_least(&tokens, false, choice->top_p * sum_weights(&tokens, whole, shared), shared);
+    tokens.least_weight = choice->min_p;
+    if (cut_k || cut_p || choice->min_p > 0) {
         sum_parts(&tokens, whole, shared);
     } else {
         barrier();
         if (thread_id() < WAVES) shared->sum[thread_id()] = sum_of_part(parts[thread_id()].drawn, most.logit, tokens.scale);
         barrier();
     }
-    return draw_token(&tokens, wish->uniform, shared);
+    return draw_token(&tokens, choice->uniform, shared);
 }
 
 /* Lists the `top` likeliest tokens of a row. `log_sum` is relative to the largest of all logits, `most`. */
@@ -294,7 +296,7 @@ INLINE void list_top(const DrawArguments *a, const GpuDrawTokens *t, int32_t top
 
 /* The logits of the block's row: all, and those to draw from. */
 typedef struct DrawRows {
-    DrawWish wish;
+    DrawChoiceRow choice;
     DrawLogits all, drawn;
     int32_t count, limit;
 } DrawRows;
@@ -302,11 +304,11 @@ typedef struct DrawRows {
 INLINE DrawRows rows_of_block(const DrawArguments *a, const int unit) {
     int64_t at = block_x() * a->columns;
     int32_t limit = *a->limit < a->columns ? *a->limit : (int32_t)a->columns;
-    DrawRows rows = {.wish = a->choice[block_x()],
+    DrawRows rows = {.choice = a->choice[block_x()],
         .all = {a->logits + at, a->rounded, unit},
         .count = (int32_t)a->columns,
         .limit = limit > 1 ? limit : 1};
-    rows.drawn = rows.wish.penalized > 0 ? (DrawLogits){a->penalized + at, false, unit} : rows.all;
+    rows.drawn = rows.choice.penalized > 0 ? (DrawLogits){a->penalized + at, false, unit} : rows.all;
     return rows;
 }
 
@@ -322,9 +324,9 @@ INLINE DrawMost measure_part(DrawLogits row, int32_t count, int part, float scal
 INLINE void measure_row(const DrawArguments *a, const int unit) {
     DrawRows rows = rows_of_block(a, unit);
     int index = of_wave(block_y() * (PART_THREADS / WAVE) + wave_id());
-    float scale = rows.wish.temperature == 0 ? 0 : draw_scale(&rows.wish);
+    float scale = rows.choice.temperature == 0 ? 0 : draw_scale(&rows.choice);
     DrawPart part = {.all = measure_part(rows.all, rows.count, index, 1)};
-    bool same = rows.wish.penalized == 0 && scale == 1 && rows.limit == rows.count;
+    bool same = rows.choice.penalized == 0 && scale == 1 && rows.limit == rows.count;
     part.drawn = same ? part.all : measure_part(rows.drawn, rows.limit, index, scale);
     if (lane_id() == 0) a->parts[block_x() * WAVES + index] = part;
 }
@@ -347,14 +349,14 @@ INLINE void draw(const DrawArguments *a, const int unit) {
     float sum = 0;
     for (int i = 0; i < WAVES; i++) sum += sum_of_part(parts[i].all, most.logit, 1);
     float log_sum = fast_log2(sum) * LN_2;
-    if (rows.wish.penalized > 0) likeliest = rows.limit < rows.count ? find_most(rows.all, rows.limit, AFTER_NONE, &shared) : most;
+    if (rows.choice.penalized > 0) likeliest = rows.limit < rows.count ? find_most(rows.all, rows.limit, AFTER_NONE, &shared) : most;
     if (likeliest.token < 0) likeliest.token = 0;
-    int32_t token = draw_row(rows.drawn, rows.limit, most_drawn, &rows.wish, parts, &shared);
+    int32_t token = draw_row(rows.drawn, rows.limit, most_drawn, &rows.choice, parts, &shared);
     DrawResult result = {(float)token, logit_at(rows.all, token) - most.logit - log_sum, (float)likeliest.token,
         logit_at(rows.all, likeliest.token) - most.logit - log_sum};
     if (thread_id() == 0) *(DrawResult GLOBAL *)(a->y + block_x() * a->values) = result;
     GpuDrawTokens tokens = {.x = rows.all, .count = rows.limit, .most = most.logit};
-    list_top(a, &tokens, (int32_t)rows.wish.top, log_sum, &shared);
+    list_top(a, &tokens, (int32_t)rows.choice.top, log_sum, &shared);
 }
 
 #define DRAW(unit) \
@@ -367,24 +369,24 @@ INLINE void draw(const DrawArguments *a, const int unit) {
 DRAW(1)
 DRAW(4)
 
-INLINE float penalize_logit(float x, float count, PenaltyWish wish) {
+INLINE float penalize_logit(float x, float count, PenaltyChoiceRow choice) {
     float drawn = (float)(int32_t)count; /* without the prompt's 0.5 */
-    if (count > 0) x = x > 0 ? x / wish.repetition : x * wish.repetition;
-    return x - wish.frequency * drawn - (drawn > 0 ? wish.presence : 0);
+    if (count > 0) x = x > 0 ? x / choice.repetition : x * choice.repetition;
+    return x - choice.frequency * drawn - (drawn > 0 ? choice.presence : 0);
 }
 
 INLINE void penalize_unit(const PenalizeArguments *a, int unit) {
     UnitPlace place = place_in(a->tiling, unit);
     if (!place.inside) return;
-    PenaltyWish wish = a->choice[place.row];
-    if (!(wish.used > 0)) return;
+    PenaltyChoiceRow choice = a->choice[place.row];
+    if (!(choice.used > 0)) return;
     int64_t columns = a->tiling.columns, at = place.row * columns + place.column;
     float GLOBAL *bias = a->state + 2 * a->slots[place.row] * columns + place.column, *counts = bias + columns;
     f32x4 x = load4_wide(a->logits + at, unit) + load4_wide(bias, unit), count = load4_wide(counts, unit), y = 0;
     int32_t token = a->tokens[place.row] - place.column;
     UNROLL for (int i = 0; i < unit; i++) {
-        count[i] += i == token ? wish.counted : 0;
-        y[i] = penalize_logit(x[i], count[i], wish);
+        count[i] += i == token ? choice.counted : 0;
+        y[i] = penalize_logit(x[i], count[i], choice);
     }
     if (token >= 0 && token < unit) store4_wide(counts, count, unit);
     store4_wide(a->y + at, y, unit);
@@ -399,12 +401,13 @@ UNIT_KERNELS(penalize, PenalizeArguments, penalize_unit, 4)
 #include "ops/draw/draw.h"
 #include "ops/loss/loss.h"
 
-static_assert(offsetof(DrawWish, temperature) == DRAW_TEMPERATURE * sizeof(float) &&
-                  offsetof(DrawWish, top_k) == DRAW_TOP_K * sizeof(float) && offsetof(DrawWish, top_p) == DRAW_TOP_P * sizeof(float) &&
-                  offsetof(DrawWish, min_p) == DRAW_MIN_P * sizeof(float) && offsetof(DrawWish, uniform) == DRAW_UNIFORM * sizeof(float) &&
-                  offsetof(DrawWish, given) == DRAW_GIVEN * sizeof(float) &&
-                  offsetof(DrawWish, penalized) == DRAW_PENALIZED * sizeof(float) && offsetof(DrawWish, top) == DRAW_TOP * sizeof(float) &&
-                  sizeof(DrawWish) == DRAW_CHOICE_VALUES * sizeof(float),
+static_assert(
+    offsetof(DrawChoiceRow, temperature) == DRAW_TEMPERATURE * sizeof(float) &&
+        offsetof(DrawChoiceRow, top_k) == DRAW_TOP_K * sizeof(float) && offsetof(DrawChoiceRow, top_p) == DRAW_TOP_P * sizeof(float) &&
+        offsetof(DrawChoiceRow, min_p) == DRAW_MIN_P * sizeof(float) && offsetof(DrawChoiceRow, uniform) == DRAW_UNIFORM * sizeof(float) &&
+        offsetof(DrawChoiceRow, given) == DRAW_GIVEN * sizeof(float) &&
+        offsetof(DrawChoiceRow, penalized) == DRAW_PENALIZED * sizeof(float) && offsetof(DrawChoiceRow, top) == DRAW_TOP * sizeof(float) &&
+        sizeof(DrawChoiceRow) == DRAW_CHOICE_VALUES * sizeof(float),
     "what a block reads");
 static_assert(offsetof(DrawResult, token) == DRAW_TOKEN * sizeof(float) &&
                   offsetof(DrawResult, log_probability) == DRAW_LOG_PROBABILITY * sizeof(float) &&
@@ -412,12 +415,13 @@ static_assert(offsetof(DrawResult, token) == DRAW_TOKEN * sizeof(float) &&
                   offsetof(DrawResult, likeliest_log_probability) == DRAW_LIKELIEST_LOG_PROBABILITY * sizeof(float) &&
                   sizeof(DrawResult) == DRAW_VALUES * sizeof(float),
     "what it writes");
-static_assert(
-    offsetof(PenaltyWish, used) == PENALTY_USED * sizeof(float) && offsetof(PenaltyWish, counted) == PENALTY_COUNTED * sizeof(float) &&
-        offsetof(PenaltyWish, repetition) == PENALTY_REPETITION * sizeof(float) &&
-        offsetof(PenaltyWish, presence) == PENALTY_PRESENCE * sizeof(float) &&
-        offsetof(PenaltyWish, frequency) == PENALTY_FREQUENCY * sizeof(float) &&
-        sizeof(PenaltyWish) == PENALTY_CHOICE_VALUES * sizeof(float) && PENALTY_BIAS == 0 && PENALTY_COUNT == 1 && PENALTY_STATE_ROWS == 2,
+static_assert(offsetof(PenaltyChoiceRow, used) == PENALTY_USED * sizeof(float) &&
+                  offsetof(PenaltyChoiceRow, counted) == PENALTY_COUNTED * sizeof(float) &&
+                  offsetof(PenaltyChoiceRow, repetition) == PENALTY_REPETITION * sizeof(float) &&
+                  offsetof(PenaltyChoiceRow, presence) == PENALTY_PRESENCE * sizeof(float) &&
+                  offsetof(PenaltyChoiceRow, frequency) == PENALTY_FREQUENCY * sizeof(float) &&
+                  sizeof(PenaltyChoiceRow) == PENALTY_CHOICE_VALUES * sizeof(float) && PENALTY_BIAS == 0 && PENALTY_COUNT == 1 &&
+                  PENALTY_STATE_ROWS == 2,
     "what penalize reads");
 
 LAUNCHERS(draw_parts, DrawArguments, draw_parts_1, draw_parts_4)

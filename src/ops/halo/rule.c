@@ -31,15 +31,15 @@ static void halo_gradient(Graph *graph, const Node *node, const TensorId *d_out,
 
 /* A chunk's neighbors: the rank that receives its end, or -1, and the rank whose end arrives here.
  * Indices of first chunks ascend with ranks; those of second chunks descend. */
-typedef struct Neighbours {
+typedef struct Neighbors {
     bool up;
     int to, from;
-} Neighbours;
+} Neighbors;
 
-static Neighbours neighbours_of(const Comm *group, int64_t chunk, bool back) {
+static Neighbors neighbors_of(const Comm *group, int64_t chunk, bool back) {
     int rank = comm_rank(group), below = rank - 1, above = rank + 1 < comm_size(group) ? rank + 1 : -1;
     bool up = (chunk % 2 == 1) == back;
-    return (Neighbours){up, up ? above : below, up ? below : above};
+    return (Neighbors){up, up ? above : below, up ? below : above};
 }
 
 void halo_send(const OpCall *call, size_t element) {
@@ -51,12 +51,12 @@ void halo_send(const OpCall *call, size_t element) {
     char *y = call->out[HALO_Y];
     comm_begin_together(group);
     for (int64_t i = 0; i < c.count; i++) {
-        Neighbours n = neighbours_of(group, i, attributes->back);
+        Neighbors n = neighbors_of(group, i, attributes->back);
         *call->ticket = comm_exchange(group, "halo", x + i * stride, bytes, n.to, y + i * bytes, bytes, n.from, COMM_U8);
     }
     comm_end_together(group);
     for (int64_t i = 0; i < c.count; i++) {
-        Neighbours n = neighbours_of(group, i, attributes->back);
+        Neighbors n = neighbors_of(group, i, attributes->back);
         int64_t other = i % 2 ? i - 1 : i + 1; /* the other chunk of this sequence, adjacent to this one on the last rank */
         if (n.from >= 0) continue;
         if (n.up) device_fill(call->device, y + i * bytes, 0, bytes); /* nothing comes before (after) the sequence */

@@ -55,7 +55,7 @@ INLINE void adaptive_rows(const AdaptiveArguments *a, const int threads, const i
         if (t.lane == 0) store_statistics(a->statistics, row, s, true);
         FOR_UNITS(t) {
             f32x4 gain = 1 + load4_wide(a->scale + vector + column_of(t, i), 4), shift = load4_wide(a->shift + vector + column_of(t, i), 4);
-            store_bf16_unit(t, i, a->normed + at, normalise(x[i], s, gain, shift));
+            store_bf16_unit(t, i, a->normed + at, normalize(x[i], s, gain, shift));
         }
     }
 }
@@ -91,7 +91,7 @@ INLINE void adaptive_norm_row(const AdaptiveGradArguments *a, Team t, int64_t ve
     Means m = row_means(t, sum4(sum), sum4(dot), s, true);
     FOR_UNITS(t) {
         f32x4 dy = to_float4((u32x2){opaque(r->dy[i].x), opaque(r->dy[i].y)}); /* cast again: floats would stay in registers */
-        r->ds[i] += normalise_grad(dy, r->x[i], 1 + load4_wide(a->scale + vector + column_of(t, i), 4), s, m);
+        r->ds[i] += normalize_grad(dy, r->x[i], 1 + load4_wide(a->scale + vector + column_of(t, i), 4), s, m);
         scales[i] += dy * (r->x[i] - s.mean) * s.rstd;
         shifts[i] += dy;
     }

@@ -69,9 +69,9 @@ static inline void layernorm_row_grad(W *restrict dx, W *restrict dgain, W *rest
     }
     W shift = sum / columns, pull = dot * rstd * rstd / columns;
     for (int64_t j = 0; j < columns; j++) {
-        W dy_j = to_wide(dy[j]), centred = x[j] - mean;
-        dx[j] += rstd * (dy_j * gain[j] - shift - centred * pull);
-        dgain[j] += dy_j * centred * rstd;
+        W dy_j = to_wide(dy[j]), centered = x[j] - mean;
+        dx[j] += rstd * (dy_j * gain[j] - shift - centered * pull);
+        dgain[j] += dy_j * centered * rstd;
     }
     for (int64_t j = 0; dbias && j < columns; j++) dbias[j] += to_wide(dy[j]);
 }

@@ -172,7 +172,7 @@ INLINE Statistics load_statistics(const float GLOBAL *statistics, int64_t row, b
     return layer ? (Statistics){statistics[2 * row], statistics[2 * row + 1]} : (Statistics){statistics[row], 0};
 }
 
-INLINE f32x4 normalise(f32x4 x, Statistics s, f32x4 gain, f32x4 bias) { return (x - s.mean) * s.rstd * gain + bias; }
+INLINE f32x4 normalize(f32x4 x, Statistics s, f32x4 gain, f32x4 bias) { return (x - s.mean) * s.rstd * gain + bias; }
 
 /* The two means over a row in its gradient, with n = (x - mean) * rstd: shift = mean(g), pull =
  * mean(g * n) * rstd, where g = dy * gain. */
@@ -183,7 +183,7 @@ INLINE Means row_means(Team t, float sum, float dot, Statistics s, bool layer) {
     return (Means){.shift = sums.x * t.share, .pull = sums.y * s.rstd * s.rstd * t.share};
 }
 
-INLINE f32x4 normalise_grad(f32x4 dy, f32x4 x, f32x4 gain, Statistics s, Means m) {
+INLINE f32x4 normalize_grad(f32x4 dy, f32x4 x, f32x4 gain, Statistics s, Means m) {
     return s.rstd * (dy * gain - m.shift - (x - s.mean) * m.pull);
 }
 
@@ -221,7 +221,7 @@ INLINE void norm_rows(const NormArguments *a, bool layer, ResidualAdd add, int t
         }
         Statistics s = row_statistics(t, x, layer, a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, row, s, layer);
-        FOR_UNITS(t) fp8_store_unit(t, i, &writer, a->normed, at, normalise(x[i], s, gain[i], bias[i]), false);
+        FOR_UNITS(t) fp8_store_unit(t, i, &writer, a->normed, at, normalize(x[i], s, gain[i], bias[i]), false);
     }
     fp8_writer_end(&writer);
 }
@@ -257,7 +257,7 @@ INLINE void norm_rows_any(const NormArguments *a, const Fp8Output *to) {
         s.rstd = fast_rsqrt(team_sum(t, squares) * t.share + a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, row, s, a->layer);
         for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) {
-            f32x4 normed = normalise(load4_wide(residual + j, 1), s, load_parameter(a->gain, j), load_parameter(a->bias, j));
+            f32x4 normed = normalize(load4_wide(residual + j, 1), s, load_parameter(a->gain, j), load_parameter(a->bias, j));
             fp8_store4(&writer, a->normed, at + j, normed, 1, false);
         }
     }
@@ -346,7 +346,7 @@ INLINE void norm_grad_row(
     }
     Means m = row_means(t, sum4(sum), sum4(dot), s, layer);
     FOR_UNITS(t) {
-        ds[i] += normalise_grad(to_float4(dy[i]), x[i], gain_at(a, t, parameters, i), s, m);
+        ds[i] += normalize_grad(to_float4(dy[i]), x[i], gain_at(a, t, parameters, i), s, m);
         sums->gain[i] += to_float4(dy[i]) * (x[i] - s.mean) * s.rstd;
         if (layer) sums->bias[i] += to_float4(dy[i]);
     }
@@ -406,7 +406,7 @@ INLINE void norm_grad_rows_any(const NormGradArguments *a) {
     Means m = row_means(t, sum, dot, s, a->layer);
     for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) {
         f32x4 dy = a->d_normed ? load4_bf16(a->d_normed + at + j, 1) : (f32x4)0, x = load4_wide(a->residual + at + j, 1);
-        float ds = normalise_grad(dy, x, load_parameter(a->gain, j), s, m).x;
+        float ds = normalize_grad(dy, x, load_parameter(a->gain, j), s, m).x;
         a->d_stream[at + j] = a->d_residual ? a->d_residual[at + j] + ds : ds;
     }
 }

@@ -18,7 +18,7 @@ INLINE void post_rows(const NormArguments *a, int threads, int units) {
         Statistics s = row_statistics(t, x, false, a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, row, s, false);
         FOR_UNITS(t) {
-            f32x4 sum = stream[i] + normalise(x[i], s, gain[i], (f32x4)0);
+            f32x4 sum = stream[i] + normalize(x[i], s, gain[i], (f32x4)0);
             store_wide_unit(t, i, a->residual + at, sum);
             store_bf16_unit(t, i, a->normed + at, sum);
         }
@@ -42,7 +42,7 @@ INLINE void post_grad_row(const NormGradArguments *a, Team t, const Row gain, in
     Means m = row_means(t, 0, sum4(dot), s, false);
     FOR_UNITS(t) {
         f32x4 x = to_float4(block[i]);
-        store_bf16_unit(t, i, a->d_block + at, normalise_grad(ds[i], x, gain[i], s, m));
+        store_bf16_unit(t, i, a->d_block + at, normalize_grad(ds[i], x, gain[i], s, m));
         store_wide_unit(t, i, a->d_stream + at, ds[i]);
         gain_sum[i] += ds[i] * x * s.rstd;
     }

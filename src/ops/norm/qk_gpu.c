@@ -60,7 +60,7 @@ INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int uni
         load_row_as_float(t, x, a->x + at);
         Statistics s = row_statistics(t, x, layer, a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, pair, s, layer);
-        FOR_UNITS(t) store_bf16_unit(t, i, a->y + at, normalise(x[i], s, gain[i], bias[i]));
+        FOR_UNITS(t) store_bf16_unit(t, i, a->y + at, normalize(x[i], s, gain[i], bias[i]));
     }
 }
 
@@ -98,7 +98,7 @@ INLINE void grad_pair(
     if (!counts) return;
     FOR_UNITS(t) {
         f32x4 dy = to_float4(p->dy[i]), x = to_float4(p->x[i]);
-        f32x4 dx = normalise_grad(dy, x, gain[i], s, m);
+        f32x4 dx = normalize_grad(dy, x, gain[i], s, m);
         u32x2 pairs = {to_bf16_pair(dx.x, dx.y), to_bf16_pair(dx.z, dx.w)};
         if (inside(t, i)) *(u32x2 GLOBAL *)(a->y + p->at + column_of(t, i)) = pairs;
         *most = larger_of_pair(larger_of_pair(*most, pairs.x), pairs.y); /* units outside the row repeat units inside it */
@@ -151,7 +151,7 @@ KERNEL(any, QkArguments) {
     s.rstd = fast_rsqrt(team_sum(t, squares) * t.share + a.epsilon);
     if (t.lane == 0) store_statistics(a.statistics, pair, s, a.layer);
     for (int j = t.lane; j < a.group; j += NORM_THREADS)
-        store4_bf16(a.y + at + j, normalise(load4_bf16(a.x + at + j, 1), s, load_parameter(a.gain, j), load_parameter(a.bias, j)), 1);
+        store4_bf16(a.y + at + j, normalize(load4_bf16(a.x + at + j, 1), s, load_parameter(a.gain, j), load_parameter(a.bias, j)), 1);
 }
 
 /* Computes d_x; one block per pair. */
@@ -169,7 +169,7 @@ KERNEL(any_grad_rows, QkArguments) {
     Means m = row_means(t, sum, dot, s, a.layer);
     uint32_t most = 0;
     for (int j = t.lane; j < a.group; j += NORM_THREADS) {
-        bf16 dx = to_bf16(normalise_grad(load4_bf16(a.d_y + at + j, 1), load4_bf16(a.x + at + j, 1), load_parameter(a.gain, j), s, m).x);
+        bf16 dx = to_bf16(normalize_grad(load4_bf16(a.d_y + at + j, 1), load4_bf16(a.x + at + j, 1), load_parameter(a.gain, j), s, m).x);
         a.y[at + j] = dx;
         most = larger_of_pair(most, dx);
     }

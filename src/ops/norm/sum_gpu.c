@@ -21,11 +21,11 @@ INLINE int word_of(Team t, int i) { return (inside(t, i) ? unit_begin(t, i) : t.
  * has failed. */
 INLINE void receive_row(const Windows *windows, GLOBAL uint64_t *own, int rank, Team t, const uint32_t number[NORM_UNITS], Bf16Row to) {
     for (int looks = 1;; looks++) {
-        uint64_t labelled[2 * NORM_UNITS];
+        uint64_t labeled[2 * NORM_UNITS];
         bool all = true;
-        UNROLL for (int i = 0; i < 2 * t.units; i++) labelled[i] = look(windows, own, rank, word_of(t, i / 2) + i % 2, number[i / 2]);
-        UNROLL for (int i = 0; i < 2 * t.units; i++) all = all && labelled[i] >> 32 == number[i / 2];
-        UNROLL for (int i = 0; i < t.units; i++) to[i] = (u32x2){(uint32_t)labelled[2 * i], (uint32_t)labelled[2 * i + 1]};
+        UNROLL for (int i = 0; i < 2 * t.units; i++) labeled[i] = look(windows, own, rank, word_of(t, i / 2) + i % 2, number[i / 2]);
+        UNROLL for (int i = 0; i < 2 * t.units; i++) all = all && labeled[i] >> 32 == number[i / 2];
+        UNROLL for (int i = 0; i < t.units; i++) to[i] = (u32x2){(uint32_t)labeled[2 * i], (uint32_t)labeled[2 * i + 1]};
         if (all) return;
         if (!have_failed(windows, looks)) continue;
         UNROLL for (int i = 0; i < t.units; i++) to[i] = (u32x2)0;
@@ -83,7 +83,7 @@ INLINE void sum_norm_row(const SumNormArguments *arguments, bool layer, Residual
     }
     Statistics s = row_statistics(t, x, layer, a->epsilon);
     if (t.lane == 0) store_statistics(a->statistics, 0, s, layer);
-    FOR_UNITS(t) store_bf16_unit(t, i, a->normed, normalise(x[i], s, gain[i], bias[i]));
+    FOR_UNITS(t) store_bf16_unit(t, i, a->normed, normalize(x[i], s, gain[i], bias[i]));
 }
 
 #define KERNELS(width, threads, units)                                                                                                     \

@@ -29,7 +29,7 @@ static void rope_head(T *y, const T *x, const W *restrict cosine, const W *restr
     if (y != x) memcpy(y + 2 * half, x + 2 * half, (dim - 2 * half) * sizeof(T));
 }
 
-static void rope_neighbours(T *y, const T *x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t dim) {
+static void rope_neighbors(T *y, const T *x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t dim) {
 #pragma omp simd
     for (int64_t i = 0; i < half; i++) {
         W a = to_wide(x[2 * i]), b = to_wide(x[2 * i + 1]), s = sign * sine[i];
@@ -55,7 +55,7 @@ CPU_OP(rope) {
         const T *from = x + r * columns;
         T *to = y + r * columns;
         for (int64_t head = 0; head < rotated; head++)
-            (attributes->pairs == ROPE_NEIGHBOURS ? rope_neighbours : rope_head)(
+            (attributes->pairs == ROPE_NEIGHBORS ? rope_neighbors : rope_head)(
                 to + head * dim, from + head * dim, cosine, cosine + half, (W)attributes->sign, half, dim);
         if (to != from) memcpy(to + rotated * dim, from + rotated * dim, (columns - rotated * dim) * sizeof(T));
     }

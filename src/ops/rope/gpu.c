@@ -2,7 +2,7 @@
  * rotated channels and their partners half the rotated channels away, or 8 channels to copy (the
  * unrotated ends of heads, and the values; none in place). The kernel rope_1 takes one channel if 8
  * does not divide the widths. For neighboring pairs a thread takes 8 channels or, in
- * rope_neighbours_2, 2. The host computes the table once, in double precision as on the CPU. No
+ * rope_neighbors_2, 2. The host computes the table once, in double precision as on the CPU. No
  * scratch.
  *
  * For fp8 (backend/gpu/fp8_output.h) all channels are read, even in place, but unrotated channels
@@ -67,7 +67,7 @@ INLINE void rope_write(const RopeArguments *a, int unit, Fp8Writer *writer) {
 
 /* Rotates pairs of neighboring channels; the `places` of a head are its channels, or only the
  * rotated ones. */
-INLINE void rope_neighbours_write(const RopeArguments *a, const int unit, Fp8Writer *writer) {
+INLINE void rope_neighbors_write(const RopeArguments *a, const int unit, Fp8Writer *writer) {
     UnitPlace place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int head = place.column / a->places, within = place.column - head * a->places;
@@ -103,8 +103,8 @@ INLINE void rope_neighbours_write(const RopeArguments *a, const int unit, Fp8Wri
     }
 ROPE_KERNELS(rope, 8)
 ROPE_KERNELS(rope, 1)
-ROPE_KERNELS(rope_neighbours, 8)
-ROPE_KERNELS(rope_neighbours, 2)
+ROPE_KERNELS(rope_neighbors, 8)
+ROPE_KERNELS(rope_neighbors, 2)
 
 #else
 
@@ -115,7 +115,7 @@ ROPE_KERNELS(rope_neighbours, 2)
 #include <stdlib.h>
 
 LAUNCHERS(rope, RopeArguments, rope_8, rope_1, rope_fp8_8, rope_fp8_1)
-LAUNCHERS(rope_neighbours, RopeArguments, rope_neighbours_8, rope_neighbours_2, rope_neighbours_fp8_8, rope_neighbours_fp8_2)
+LAUNCHERS(rope_neighbors, RopeArguments, rope_neighbors_8, rope_neighbors_2, rope_neighbors_fp8_8, rope_neighbors_fp8_2)
 
 TILED_LAUNCHER(query_scale, QueryScaleArguments, 8)
 
@@ -170,7 +170,7 @@ GPU_OP(rope, .quantizes = FP8_KIND(FP8_E5M2)) {
     int64_t pairs = halves ? half : 2 * half, channels = halves ? dim - half : dim, all = halves ? columns - rotated * half : columns;
     arguments.places = (int32_t)(pairs_alone ? pairs : channels);
     arguments.tiling = tile_units(rows, pairs_alone ? rotated * pairs : all, wide ? 8 : halves ? 1 : 2);
-    (halves ? launch_rope : launch_rope_neighbours)(call->device, 2 * fp8 + !wide, tiling_shape(arguments.tiling), &arguments);
+    (halves ? launch_rope : launch_rope_neighbors)(call->device, 2 * fp8 + !wide, tiling_shape(arguments.tiling), &arguments);
 }
 
 #endif

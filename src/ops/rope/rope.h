@@ -12,7 +12,7 @@ enum { ROPE_AXES = 3 };
 
 /* The channels that are rotated together, i < dimensions / 2: i and i + dimensions / 2, or 2 i and
  * 2 i + 1. */
-typedef enum RopePairs { ROPE_HALVES, ROPE_NEIGHBOURS } RopePairs;
+typedef enum RopePairs { ROPE_HALVES, ROPE_NEIGHBORS } RopePairs;
 
 /* The table holds a row per position: dimensions / 2 cosines, then as many sines, all times
  * attention_factor. `dimensions` is the number of rotated channels of a head. Frequencies are

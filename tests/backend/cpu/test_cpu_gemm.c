@@ -635,7 +635,7 @@ static void gemms_match_onednn(void **state) {
     for_each_isa(onednn_body);
 }
 
-/* LeakSanitizer stops with an error of its own in a process that has opened oneDNN; addresses and behaviour are
+/* LeakSanitizer stops with an error of its own in a process that has opened oneDNN; addresses and behavior are
  * still checked. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }

@@ -81,7 +81,7 @@ KERNEL read_arguments(GLOBAL u32 *to, Table table) {
 /* C [m, n] = A [m, k] B [n, k]^T in bf16, fp32 sums, as HipKittens multiplies on MI300X (arXiv 2511.08083): tiles of 256 x
  * 256 x 64 in LDS, one of each operand; the next one comes into registers meanwhile; 8 wavefronts of 128 x 64 in two
  * groups, of which one multiplies while the other reads, by a barrier that the second group has more at the start. A row
- * of a tile is 8 pieces of 16 bytes, shuffled by the row. Workgroups of a die have neighbouring tiles. */
+ * of a tile is 8 pieces of 16 bytes, shuffled by the row. Workgroups of a die have neighboring tiles. */
 enum { TILE = 256, DEPTH = 64, PIECES = DEPTH / 8, THREADS = 512 };
 
 static inline void meet(void) {

@@ -17,19 +17,19 @@ static int count_changes(const ModelConfig *a, const ModelConfig *b) {
            (a->vocabulary != b->vocabulary) + (a->experts != b->experts) + (a->router_width != b->router_width);
 }
 
-static bool saves_more(const Neighbour *a, const Neighbour *b) {
+static bool saves_more(const Neighbor *a, const Neighbor *b) {
     double x = a->estimate.seconds, y = b->estimate.seconds;
     return fabs(x / y - 1) < 1e-3 ? a->changes < b->changes : x < y;
 }
 
 /* Keeps the best neighbors in order. Drops one that is as fast as another with no more changes. */
-static void insert(Neighbour *list, int *count, const Neighbour *item) {
+static void insert(Neighbor *list, int *count, const Neighbor *item) {
     for (int i = 0; i < *count; i++)
         if (fabs(list[i].estimate.seconds / item->estimate.seconds - 1) < 1e-3 && list[i].changes <= item->changes) return;
     int at = *count;
     while (at > 0 && saves_more(item, &list[at - 1])) at--;
-    if (at == SIZE_NEIGHBOURS) return;
-    if (*count < SIZE_NEIGHBOURS) ++*count;
+    if (at == SIZE_NEIGHBORS) return;
+    if (*count < SIZE_NEIGHBORS) ++*count;
     memmove(&list[at + 1], &list[at], (size_t)(*count - 1 - at) * sizeof *list);
     list[at] = *item;
 }
@@ -47,17 +47,17 @@ static bool is_usable(const SizeQuestion *question, ModelConfig *model) {
     return sizing.faults == 0;
 }
 
-typedef struct NeighbourSearch {
+typedef struct NeighborSearch {
     const SizeQuestion *question;
     SizeEstimate now;
     bool faulty; /* the model itself has faults: slower models without faults are then neighbors too */
-    Neighbour *list;
+    Neighbor *list;
     int count;
-    Neighbour simplest; /* with the fewest changes; 0 changes: none yet */
-} NeighbourSearch;
+    Neighbor simplest; /* with the fewest changes; 0 changes: none yet */
+} NeighborSearch;
 
 /* Tries widths of the MLP around the one that preserves the number of parameters. */
-static void try_widths(NeighbourSearch *search, ModelConfig model) {
+static void try_widths(NeighborSearch *search, ModelConfig model) {
     static const int64_t units[] = {256, 128, 64};
     const SizeQuestion *question = search->question;
     model.ffn = 1024;
@@ -66,26 +66,26 @@ static void try_widths(NeighbourSearch *search, ModelConfig model) {
     double slope = (size_estimate(question, &model).parameters - small) / 1024, wanted = 1024 + (search->now.parameters - small) / slope;
     if (!(wanted >= 64) || wanted > 1 << 24) return;
     for (int i = 0; i < 3; i++) {
-        Neighbour neighbour = {.model = model};
-        neighbour.model.ffn = round_near(wanted, units[i]);
-        if (fabs((neighbour.model.ffn - wanted) * slope / search->now.parameters) > tolerance) continue;
-        neighbour.estimate = size_estimate(question, &neighbour.model);
-        neighbour.changes = count_changes(&neighbour.model, &question->config->model);
-        bool full = search->count == SIZE_NEIGHBOURS, quick = !full || saves_more(&neighbour, &search->list[SIZE_NEIGHBOURS - 1]);
-        bool simple = search->simplest.changes == 0 || neighbour.changes < search->simplest.changes;
-        if (neighbour.changes == 0 || (!search->faulty && neighbour.estimate.seconds >= search->now.seconds) || (!quick && !simple) ||
-            !is_usable(question, &neighbour.model))
+        Neighbor neighbor = {.model = model};
+        neighbor.model.ffn = round_near(wanted, units[i]);
+        if (fabs((neighbor.model.ffn - wanted) * slope / search->now.parameters) > tolerance) continue;
+        neighbor.estimate = size_estimate(question, &neighbor.model);
+        neighbor.changes = count_changes(&neighbor.model, &question->config->model);
+        bool full = search->count == SIZE_NEIGHBORS, quick = !full || saves_more(&neighbor, &search->list[SIZE_NEIGHBORS - 1]);
+        bool simple = search->simplest.changes == 0 || neighbor.changes < search->simplest.changes;
+        if (neighbor.changes == 0 || (!search->faulty && neighbor.estimate.seconds >= search->now.seconds) || (!quick && !simple) ||
+            !is_usable(question, &neighbor.model))
             continue;
-        if (simple) search->simplest = neighbour;
-        insert(search->list, &search->count, &neighbour);
+        if (simple) search->simplest = neighbor;
+        insert(search->list, &search->count, &neighbor);
     }
 }
 
-int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIGHBOURS]) {
+int size_neighbors(const SizeQuestion *question, Neighbor neighbors[SIZE_NEIGHBORS]) {
     const ModelConfig *from = &question->config->model;
     Sizing sizing;
     size_check(&sizing, question);
-    NeighbourSearch search = {.question = question, .now = size_estimate(question, from), .faulty = sizing.faults > 0, .list = neighbours};
+    NeighborSearch search = {.question = question, .now = size_estimate(question, from), .faulty = sizing.faults > 0, .list = neighbors};
     const int64_t unit = 128, shards = 64 * question->tensor,
                   widths[] = {round_near((double)from->width, unit), round_near((double)from->width, 256),
                       round_near(from->width * 0.94, 256), round_near(from->width * 1.06, 256)};
@@ -110,7 +110,7 @@ int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIG
                     try_widths(&search, model);
                 }
     bool listed = search.simplest.changes == 0;
-    for (int i = 0; i < search.count; i++) listed |= neighbours[i].changes <= search.simplest.changes;
-    if (!listed) neighbours[search.count == SIZE_NEIGHBOURS ? SIZE_NEIGHBOURS - 1 : search.count++] = search.simplest;
+    for (int i = 0; i < search.count; i++) listed |= neighbors[i].changes <= search.simplest.changes;
+    if (!listed) neighbors[search.count == SIZE_NEIGHBORS ? SIZE_NEIGHBORS - 1 : search.count++] = search.simplest;
     return search.count;
 }
