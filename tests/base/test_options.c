@@ -286,7 +286,7 @@ static void invalid_utf8_is_distinguished_from_valid(void **state) {
 static void an_unknown_key_is_answered_with_the_nearest(void **state) {
     Bench *bench = *state;
     assert_refused(bench, "run: r\noptimizer:\n  muon.rl: 3\n", "'optimizer.muon.rl' c.yaml:3 'optimizer.muon.lr'?");
-    assert_refused(bench, "optimizer:\n  # slow\n  lr: 3e-4\n", "'optimizer.lr' c.yaml:3 'optimizer.lr'?");
+    assert_refused(bench, "optimiser:\n  # slow\n  lr: 3e-4\n", "'optimiser.lr' c.yaml:3 'optimizer.lr'?");
     assert_set_refused(bench, "modle.width=3", "'modle.width' 'modle.width=3' 'model.width'?");
     assert_set_refused(bench, "momentum=3", "'momentum' 'momentum=3' 'optimizer.momentum'?");
     assert_set_refused(bench, "=3", "'' '=3' --help");
