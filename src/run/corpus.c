@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "base/strings.h"
+#include "chat/chat.h"
 #include "data/pack.h"
 #include "data/byte_tokenizer.h"
 #include "data/remote.h"
@@ -94,7 +95,19 @@ static bool take_template(const Config *config, const char *path, const char *fo
     return tokenizer_copy_templates(record, folder, error);
 }
 
+/* Makes data.template, with which the run renders conversations, the chat template of the tokenizer. */
+static bool put_template(const Config *config, const char *folder, Error *error) {
+    const ChatOptions options = {.source = folder, .template = config->data.template, .end_token = -1};
+    Tokenizer *tokenizer = tokenizer_open(folder, error);
+    Chat *chat = tokenizer ? chat_open(&options, tokenizer, error) : NULL;
+    bool put = chat && tokenizer_put_template(folder, chat_template_source(chat), error);
+    chat_free(chat);
+    tokenizer_free(tokenizer);
+    return put || error_context(error, "data.template=%s", config->data.template);
+}
+
 static bool copy_templates(const Config *config, const char *folder, Error *error) {
+    if (config->data.template[0]) return put_template(config, folder, error);
     SCOPED(mixture_free) Mixture mixture = {0};
     SCOPED_FREE char *taken = NULL;
     const char *train = config->data.train;

@@ -109,6 +109,10 @@ static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void *
     smelt_says(ERROR_NONE, "smelt chat r does so", "generate r hi tokens=1");
     SCOPED_FREE char *trained = kept_template("r/tokenizer");
     assert_string_equal(trained, other);
+    train_good("run=direct steps=1 schedule.warmup=0 checkpoint.every=0 eval.every=0 data.train=chats.jsonl data.valid= data.valid_fraction=0 "
+               "data.template=other.jinja data.tokenizer=tok data.length=16 model.vocabulary=320");
+    SCOPED_FREE char *direct = kept_template("direct/tokenizer");
+    assert_string_equal(direct, other);
     smelt_good("convert r model");
     SCOPED_FREE char *written = kept_template("model");
     assert_string_equal(written, other);
