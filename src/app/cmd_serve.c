@@ -81,7 +81,8 @@ static bool open_serve_text(ServeParts *parts, const char *folder, const Config 
 /* Requests name an adapter as their `model`, so its name must differ from the model's own. */
 static bool open_adapters(ServeParts *parts, const char *folder, const Config *config, const ServeOptions *options, Error *error) {
     NamedAdapters *adapters = &parts->adapters;
-    if (!adapter_set_open(adapters, options->adapters, folder, config, error)) return false;
+    const AdapterBase base = {folder, config, parts->text.tokenizer, &parts->text.ends};
+    if (!adapter_set_open(adapters, options->adapters, &base, error)) return false;
     if (adapter_set_find(adapters, parts->name))
         return error_set(
             error, ERROR_USAGE, "adapters=: %s is the name of the model itself: rename the adapter, or set name=", parts->name);
@@ -89,6 +90,7 @@ static bool open_adapters(ServeParts *parts, const char *folder, const Config *c
     for (int i = 0; i < adapters->count; i++) parts->adapter_names[i] = adapters->items[i].name;
     parts->model.adapters = parts->adapter_names;
     parts->model.adapter_count = adapters->count;
+    parts->model.adapter_ends = adapters->ends;
     return true;
 }
 

@@ -114,8 +114,16 @@ static json_t *of_run(const char *folder, const Config *config, const Tokenizer 
     return NULL;
 }
 
+/* The settings beside adapters, which smelt convert writes there, replace those of their base. */
+static json_t *of_adapters(const char *folder, const Config *config, Error *error) {
+    SCOPED_FREE char *adapters = adapter_folder(folder), *path = memory_format("%s/" FILE_NAME, adapters);
+    json_t *settings = NULL;
+    if (!json_read_optional(path, &settings, ERROR_DATA, error)) return NULL;
+    return settings ? settings : of_init(config, error);
+}
+
 json_t *generation_settings(const char *folder, const Config *config, const Tokenizer *tokenizer, Error *error) {
-    if (adapter_is_folder(folder)) return of_init(config, error);
+    if (adapter_is_folder(folder)) return of_adapters(folder, config, error);
     if (source_is_run(folder)) return of_run(folder, config, tokenizer, error);
     return hf_is_model(folder) ? of_model(folder, error) : json_object();
 }

@@ -72,6 +72,7 @@ static void submit_exchange(Server *server, ServeExchange *exchange) {
     const ServeRequest *request = &exchange->answer.request;
     Error error;
     exchange->state = EXCHANGE_RUNNING;
+    const TokenIds *ends = request->adapter ? &server->model->adapter_ends[request->adapter - 1] : server->model->ends;
     for (size_t i = 0; i < request->prompt_count && !exchange->fault.status; i++) {
         const ServePrompt *prompt = &request->prompts[i];
         const EngineRequest asked = {.prompt = prompt->ids.items,
@@ -83,8 +84,8 @@ static void submit_exchange(Server *server, ServeExchange *exchange) {
             .top = int_max(request->top, 0),
             .adapter = request->adapter,
             .number = (uint64_t)i << 16,
-            .ends = server->model->ends->items,
-            .end_count = (int64_t)server->model->ends->count,
+            .ends = ends->items,
+            .end_count = (int64_t)ends->count,
             .token = take_sample_token,
             .scored = serve_request_scores_prompts(request) ? take_prompt_score : NULL,
             .end = take_sample_end,

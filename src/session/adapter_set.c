@@ -18,6 +18,7 @@
 #include "base/strings.h"
 #include "config/lora_targets.h"
 #include "formats/peft.h"
+#include "run/generation_settings.h"
 #include "run/lineage.h"
 #include "run/source.h"
 #include "session/adapter.h"
@@ -83,8 +84,17 @@ static bool check_shared_tokenizer(const NamedAdapter *a, const char *folder, co
     return name_other_template(a, own, folder, base, error);
 }
 
-static bool open_named_adapter(NamedAdapter *a, const json_t *value, const char *folder, const Config *config, Error *error) {
-    const char *source = json_string_value(value);
+/* All prompts begin as those of the model. */
+static void name_other_beginning(const NamedAdapter *a, const AdapterBase *base) {
+    const int bos = a->config.data.bos;
+    if (bos == BOS_AUTO || !base->tokenizer || (bos == BOS_TRUE) == (tokenizer_bos(base->tokenizer)->count > 0)) return;
+    log_warn("adapter %s was trained with data.bos=%s, but its prompts begin as those of %s: use it alone as MODEL", a->name,
+        bos == BOS_TRUE ? "true" : "false", base->folder);
+}
+
+static bool open_named_adapter(NamedAdapter *a, const json_t *value, const AdapterBase *base, Error *error) {
+    const char *source = json_string_value(value), *folder = base->folder;
+    const Config *config = base->config;
     if (!*a->name || !name_is_plain(a->name))
         return error_set(error, ERROR_USAGE, "the name is empty or has control characters: use printable ones");
     if (!source || !*source) return error_set(error, ERROR_USAGE, "the value is not a text: give a run or a PEFT folder");
@@ -94,21 +104,44 @@ static bool open_named_adapter(NamedAdapter *a, const json_t *value, const char 
             "%s is not a run with adapters (RUN, RUN@STEP, RUN@best) or a PEFT folder (with adapter_config.json)", source);
     if (!(peft ? open_peft_adapter(a, source, folder, config, error) : open_run_adapter(a, source, folder, error))) return false;
     const LoraConfig lora = lora_unquantized(a->config.lora);
+    name_other_beginning(a, base);
     return lora_check_unmerged(&a->config.model, &lora, error) && check_shared_tokenizer(a, folder, config, error);
 }
 
-static bool take_adapters(NamedAdapters *adapters, const json_t *object, const char *folder, const Config *config, Error *error) {
+static bool take_adapters(NamedAdapters *adapters, const json_t *object, const AdapterBase *base, Error *error) {
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)object, name, value) {
         array_append(adapters->items, adapters->count, (NamedAdapter){.name = memory_copy_string(name)});
-        if (!open_named_adapter(&adapters->items[adapters->count - 1], value, folder, config, error))
+        if (!open_named_adapter(&adapters->items[adapters->count - 1], value, base, error))
             return error_context(error, "adapters=: %s", name);
     }
     return true;
 }
 
-bool adapter_set_open(NamedAdapters *adapters, const char *option, const char *folder, const Config *config, Error *error) {
+static void append_missing(TokenIds *ids, const TokenIds *more) {
+    for (size_t i = 0; i < more->count; i++) {
+        bool has = false;
+        for (size_t j = 0; j < ids->count; j++) has |= ids->items[j] == more->items[i];
+        if (!has) token_ids_append(ids, more->items[i]);
+    }
+}
+
+static bool read_ends(const NamedAdapter *a, TokenIds *ends, const TokenIds *base, Error *error) {
+    SCOPED(token_ids_free) TokenIds own = {0};
+    if (!generation_end_tokens(a->source, &a->config, NULL, &own, error)) return error_context(error, "adapters=: %s", a->name);
+    append_missing(ends, base);
+    append_missing(ends, &own);
+    return true;
+}
+
+const TokenIds *adapter_set_ends(const NamedAdapters *adapters, int adapter, const AdapterBase *base) {
+    return adapter ? &adapters->ends[adapter - 1] : base->ends;
+}
+
+bool adapter_set_open(NamedAdapters *adapters, const char *option, const AdapterBase *base, Error *error) {
+    const char *folder = base->folder;
+    const Config *config = base->config;
     if (!*option) return true;
     json_auto_t *object = json_parse(option, strlen(option), JSON_REJECT_DUPLICATES, error);
     if (!object) return error_recode(error, ERROR_USAGE), error_context(error, "adapters=%s", option);
@@ -119,9 +152,14 @@ bool adapter_set_open(NamedAdapters *adapters, const char *option, const char *f
     if (config->lora.rank)
         return error_set(
             error, ERROR_USAGE, "%s has adapters itself, but adapters= needs their base as the model: give %s", folder, config->init);
-    if (!take_adapters(adapters, object, folder, config, error)) return false;
+    if (!take_adapters(adapters, object, base, error)) return false;
     adapters->loras = memory_allocate((size_t)adapters->count * sizeof *adapters->loras);
-    for (int i = 0; i < adapters->count; i++) adapters->loras[i] = lora_unquantized(adapters->items[i].config.lora);
+    adapters->ends = memory_allocate((size_t)adapters->count * sizeof *adapters->ends);
+    memset(adapters->ends, 0, (size_t)adapters->count * sizeof *adapters->ends);
+    for (int i = 0; i < adapters->count; i++) {
+        adapters->loras[i] = lora_unquantized(adapters->items[i].config.lora);
+        if (!read_ends(&adapters->items[i], &adapters->ends[i], base->ends, error)) return false;
+    }
     return true;
 }
 
@@ -130,7 +168,9 @@ void adapter_set_close(NamedAdapters *adapters) {
         NamedAdapter *a = &adapters->items[i];
         free(a->name), free(a->source), free(a->targets);
         options_free_strings(&a->strings);
+        if (adapters->ends) token_ids_free(&adapters->ends[i]);
     }
+    free(adapters->ends);
     free(adapters->items);
     free(adapters->loras);
     *adapters = (NamedAdapters){0};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "session/weights.h"
+#include "token/tokenizer.h"
 
 typedef struct NamedAdapter {
     char *name;
@@ -16,16 +17,26 @@ typedef struct NamedAdapters {
     NamedAdapter *items;
     int count;
     LoraConfig *loras; /* of the items, for the engine */
+    TokenIds *ends;    /* tokens that end a text, of each item: the model's, and its own */
 } NamedAdapters;
 
-/* Reads an option adapters=, a JSON object of names and sources, for the model `folder` with the
- * configuration `config`, which must outlive the adapters. An empty option: none. ERROR_USAGE and
+/* The model that adapters are for; borrowed, and outlives them. */
+typedef struct AdapterBase {
+    const char *folder;
+    const Config *config;
+    const Tokenizer *tokenizer; /* NULL: bytes, or prompts are token ids */
+    const TokenIds *ends;       /* tokens that end a text */
+} AdapterBase;
+
+/* Reads an option adapters=, a JSON object of names and sources. An empty option: none. ERROR_USAGE and
  * ERROR_CHECKPOINT name an adapter of another model, or one that generation cannot use beside others. */
-bool adapter_set_open(NamedAdapters *adapters, const char *option, const char *folder, const Config *config, Error *error);
+bool adapter_set_open(NamedAdapters *adapters, const char *option, const AdapterBase *base, Error *error);
 void adapter_set_close(NamedAdapters *adapters);
 AdapterSet adapter_set(const NamedAdapters *adapters);
 /* Returns the EngineRequest.adapter of a name; 0: there is none. */
 int adapter_set_find(const NamedAdapters *adapters, const char *name);
+/* Returns the tokens that end a text of an EngineRequest.adapter. */
+const TokenIds *adapter_set_ends(const NamedAdapters *adapters, int adapter, const AdapterBase *base);
 /* ERROR_USAGE if the rows of a request that uses an adapter would not have the bits of its training
  * (exact=true): on a GPU, and with a factor that rounds. */
 bool adapter_set_check_exact(const NamedAdapters *adapters, const Device *device, Error *error);

@@ -109,8 +109,9 @@ static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void *
     smelt_says(ERROR_NONE, "smelt chat r does so", "generate r hi tokens=1");
     SCOPED_FREE char *trained = kept_template("r/tokenizer");
     assert_string_equal(trained, other);
-    train_good("run=direct steps=1 schedule.warmup=0 checkpoint.every=0 eval.every=0 data.train=chats.jsonl data.valid= data.valid_fraction=0 "
-               "data.template=other.jinja data.tokenizer=tok data.length=16 model.vocabulary=320");
+    train_good(
+        "run=direct steps=1 schedule.warmup=0 checkpoint.every=0 eval.every=0 data.train=chats.jsonl data.valid= data.valid_fraction=0 "
+        "data.template=other.jinja data.tokenizer=tok data.length=16 model.vocabulary=320");
     SCOPED_FREE char *direct = kept_template("direct/tokenizer");
     assert_string_equal(direct, other);
     smelt_good("convert r model");
@@ -122,6 +123,18 @@ static void the_template_of_the_data_is_that_of_the_run_and_of_its_folder(void *
     assert_int_equal(json_integer_value(json_array_get(ends, 0)), first);
     assert_int_equal(json_integer_value(json_array_get(ends, 1)), 270);
     assert_int_equal(json_integer_value(json_object_get(generation, "pad_token_id")), first);
+}
+
+/* Generates a text whose first token is 270, and demands what ends it. */
+static void expect_end(const char *words, const char *finish) {
+    write_text("asked.jsonl", "{\"prompt\": \"hi\"}\n");
+    write_text("named.jsonl", "{\"prompt\": \"hi\", \"adapter\": \"x\"}\n");
+    SCOPED_FREE char *command = memory_format("generate %s out=ended.jsonl tokens=3 logit_bias={\"270\":100} device=cpu", words);
+    remove("ended.jsonl");
+    smelt_good(command);
+    json_auto_t *result = json_load_file("ended.jsonl", 0, NULL);
+    const char *found = json_string_value(json_object_get(result, "finish"));
+    if (!found || strcmp(found, finish) != 0) fail_msg("%s ends with %s, not %s", words, found ? found : "nothing", finish);
 }
 
 #define ADAPT \
@@ -143,6 +156,13 @@ static void adapters_bring_the_template_that_their_base_lacks(void **state) {
     assert_true(file_exists("adapter/tokenizer_config.json")); /* AutoTokenizer.from_pretrained("adapter") reads it */
     free(output_of(getenv("SMELT"), "hi\n", "chat adapter " QUIET));
     smelt_good("convert l adapter adapter=true overwrite=true");
+    expect_end("l asked.jsonl", "stop"); /* token 270 ends its answers, wherever the adapters come from */
+    expect_end("adapter@model asked.jsonl", "stop");
+    smelt_good("train run=n data.train=ml lora.targets=attention " ADAPT);
+    smelt_good("convert n narrow adapter=true");
+    expect_end("model named.jsonl adapters={\"x\":\"n\"}", "stop");
+    expect_end("model named.jsonl adapters={\"x\":\"narrow\"}", "stop");
+    expect_end("model asked.jsonl adapters={\"x\":\"n\"}", "length");
     smelt_good("convert adapter merged");
     SCOPED_FREE char *merged = kept_template("merged");
     assert_string_equal(merged, trained);
