@@ -12,7 +12,7 @@ static void count_choices(RoutedExperts *routed, int64_t layer, const char *choi
     for (int64_t i = 0; i < count; i++) {
         int32_t expert;
         memcpy(&expert, choices + i * (int64_t)sizeof expert, sizeof expert);
-        if (expert < routed->experts) routed->choices[layer * routed->experts + expert]++;
+        routed->choices[layer * (routed->experts + 1) + int_min(expert, routed->experts)]++;
     }
 }
 
@@ -20,7 +20,7 @@ bool routed_read(RoutedExperts *routed, const char *path, const ModelConfig *mod
     SCOPED(routing_trace_close) RoutingTrace trace = {0};
     if (!routing_trace_open(&trace, path, model, error) || !routing_trace_covers(&trace, model, error)) return false;
     *routed = (RoutedExperts){.layers = model->layers + model->mtp, .experts = model->experts};
-    routed->choices = memory_allocate((size_t)(routed->layers * routed->experts) * sizeof *routed->choices);
+    routed->choices = memory_allocate((size_t)(routed->layers * (routed->experts + 1)) * sizeof *routed->choices);
     for (int64_t layer = 0; layer < routed->layers; layer++) {
         int64_t rows;
         const char *choices = routing_trace_layer(&trace, layer, &rows);
@@ -33,10 +33,11 @@ void routed_free(RoutedExperts *routed) { free(routed->choices); }
 
 double routed_load(const RoutedExperts *routed, int64_t layer, int ranks) {
     if (!routed || layer < 0 || layer >= routed->layers) return 1;
-    int64_t own = routed->experts / ranks, all = 0, most = 0;
+    const int64_t *choices = routed->choices + layer * (routed->experts + 1);
+    int64_t own = routed->experts / ranks, all = choices[routed->experts], most = 0;
     for (int rank = 0; rank < ranks; rank++) {
         int64_t rows = 0;
-        for (int64_t i = 0; i < own; i++) rows += routed->choices[layer * routed->experts + rank * own + i];
+        for (int64_t i = 0; i < own; i++) rows += choices[rank * own + i];
         most = int_max(most, rows);
         all += rows;
     }

@@ -63,16 +63,31 @@ static const char *trace_text(const RoutingTrace *trace, const char *key) {
     return text ? text : "";
 }
 
-static bool check_choices(const StoredTensor *layer, const char *path, const ModelConfig *config, Error *error) {
+static bool repeats_expert(const int32_t *chosen, int64_t count, int64_t experts) {
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t j = 0; j < i; j++)
+            if (chosen[i] == chosen[j] && chosen[i] < experts) return true;
+    return false;
+}
+
+static bool check_row(const int32_t *chosen, const StoredTensor *layer, const char *path, const ModelConfig *config, Error *error) {
     int64_t k = config->experts_per_token, classes = config->experts + family_of(config)->skips_experts;
+    for (int64_t i = 0; i < k; i++)
+        if (chosen[i] < 0 || chosen[i] >= classes)
+            return error_set(error, ERROR_CHECKPOINT, "%s: %s contains expert %d, but the model has %" PRId64 ": record the trace again",
+                path, layer->name, chosen[i], config->experts);
+    return !repeats_expert(chosen, k, config->experts) ||
+           error_set(error, ERROR_CHECKPOINT, "%s: a row of %s has an expert twice: record the trace again", path, layer->name);
+}
+
+static bool check_choices(const StoredTensor *layer, const char *path, const ModelConfig *config, Error *error) {
+    int64_t k = config->experts_per_token;
     if (layer->type != STORED_I32 || layer->rank != 2 || layer->shape[0] < 1 || layer->shape[1] != k)
         return error_set(error, ERROR_CHECKPOINT, "%s: %s is not I32 [rows, %" PRId64 "]: record the trace again", path, layer->name, k);
-    for (int64_t i = 0; i < layer->shape[0] * k; i++) {
-        int32_t expert;
-        memcpy(&expert, (const char *)layer->data + i * (int64_t)sizeof expert, sizeof expert);
-        if (expert < 0 || expert >= classes)
-            return error_set(error, ERROR_CHECKPOINT, "%s: %s contains expert %d, but the model has %" PRId64 ": record the trace again",
-                path, layer->name, expert, config->experts);
+    SCOPED_FREE int32_t *chosen = memory_allocate((size_t)k * sizeof *chosen);
+    for (int64_t row = 0; row < layer->shape[0]; row++) {
+        memcpy(chosen, (const char *)layer->data + row * k * (int64_t)sizeof *chosen, (size_t)k * sizeof *chosen);
+        if (!check_row(chosen, layer, path, config, error)) return false;
     }
     return true;
 }

@@ -590,6 +590,13 @@ static void experts_take_as_long_as_on_the_busiest_rank(void **state) {
     options_free_strings(&given.strings);
 }
 
+/* Six of eight choices are of no expert, and the rest of the first one: a rank has half of an even share. */
+static void rows_without_an_expert_take_no_time(void **state) {
+    (void)state;
+    int64_t choices[] = {2, 0, 0, 0, 6};
+    assert_float_equal(routed_load(&(RoutedExperts){1, 4, choices}, 0, 2), 0.5, 1e-9);
+}
+
 /* The seconds of an all-gather over all GPUs, in which each receives `bytes`. An all-reduce takes twice as long. */
 static double all_gather_seconds(const Cluster *cluster, double bytes) {
     Mesh mesh = mesh_alone;
@@ -784,6 +791,7 @@ int main(void) {
         cmocka_unit_test(zero_shares_out_what_it_says),
         cmocka_unit_test(one_gpu_communicates_nothing_and_many_do),
         cmocka_unit_test(experts_take_as_long_as_on_the_busiest_rank),
+        cmocka_unit_test(rows_without_an_expert_take_no_time),
         cmocka_unit_test(collectives_over_two_nodes_match_published_bandwidth),
         cmocka_unit_test(few_gpus_with_links_one_to_one_have_part_of_the_bandwidth),
         cmocka_unit_test(the_best_layout_fits_where_the_plain_one_does_not),
