@@ -213,6 +213,17 @@ static void run_tokenizer_free(RunTokenizer *tokenizer) {
     json_decref(tokenizer->origin);
 }
 
+/* The files of a tokenizer do not record data.bos. */
+static void name_other_beginning_than_trained(const char *run, const Config *config, const Tokenizer *tokenizer) {
+    const int bos = config->data.bos;
+    if (!tokenizer || bos == BOS_AUTO || (bos == BOS_TRUE) == (tokenizer_bos(tokenizer)->count > 0)) return;
+    log_warn(
+        "%s was trained with data.bos=%s, but its tokenizer, which is copied, %s: other programs, and smelt without data.bos=%s, begin "
+        "texts as the tokenizer does",
+        run, bos == BOS_TRUE ? "true" : "false", bos == BOS_TRUE ? "puts no token before a text" : "puts one before each text",
+        bos == BOS_TRUE ? "true" : "false");
+}
+
 static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *found, Error *error) {
     SCOPED_FREE char *file = source_tokenizer(run, config);
     if (!file)
@@ -226,6 +237,7 @@ static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *
     if (tokenizer) found->folder = memory_format("%.*s", (int)(strrchr(file, '/') - file), file);
     found->generation = generation_settings(run, config, tokenizer, error);
     if (found->generation) found->origin = describe_tokens(found->generation, tokenizer);
+    name_other_beginning_than_trained(run, config, tokenizer);
     bool fits = found->generation && source_check_rows(config->model.vocabulary, tokenizer, *file ? file : "the byte tokenizer",
                                          "it belongs to another model; set tokenizer=none", error);
     tokenizer_free(tokenizer);
