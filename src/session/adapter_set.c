@@ -17,6 +17,7 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "config/lora_targets.h"
+#include "data/byte_tokenizer.h"
 #include "formats/peft.h"
 #include "run/generation_settings.h"
 #include "run/lineage.h"
@@ -77,7 +78,7 @@ static bool check_shared_tokenizer(const NamedAdapter *a, const char *folder, co
     SCOPED_FREE char *own = source_tokenizer(a->source, &a->config), *base = source_tokenizer(folder, config);
     bool differs = false;
     if (!own || !base) return true;
-    if (strcmp(own, base) != 0 && !tokenizer_differs(own, base, &differs, error)) return false;
+    if (strcmp(own, base) != 0 && !byte_tokenizer_differs(own, base, &differs, error)) return false;
     if (differs)
         return error_set(
             error, ERROR_USAGE, "%s has another tokenizer than %s, but all adapters share one: use it alone as MODEL", a->source, folder);
