@@ -109,7 +109,7 @@ static bool take_adapter(const PromptBatch *b, const json_t *record, BatchPrompt
     const char *name = json_string_value(value);
     if (!value || json_is_null(value)) return true;
     if (!name) return error_set(error, ERROR_DATA, "adapter is not a text");
-    prompt->adapter = adapter_set_find(&b->adapters, name);
+    prompt->adapter = strlen(name) == json_string_length(value) ? adapter_set_find(&b->adapters, name) : 0;
     return prompt->adapter > 0 ||
            error_set(error, ERROR_DATA, "adapter %.80s is not one of adapters=%s: add it there, or leave the member out", name,
                b->options->adapters);

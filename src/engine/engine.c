@@ -100,16 +100,16 @@ static bool check_request(const Engine *e, const EngineRequest *r, Error *error)
     assert(r->adapter >= 0 && r->adapter <= e->sizes.adapters.count);
     assert(r->top <= e->sizes.top && (!request_penalizes(r) || (e->sizes.penalties && !r->wait)));
     if (r->prompt_count < 1) return error_set(error, ERROR_USAGE, "a prompt needs at least one token");
-    if (r->prompt_count > most || r->tokens > most - r->prompt_count)
-        return error_set(error, ERROR_USAGE,
-            "a prompt of %" PRId64 " tokens and %" PRId64 " tokens after it do not fit into %" PRId64
-            " positions: ask for at most %" PRId64,
-            r->prompt_count, r->tokens, most, int_max(most - r->prompt_count, 0));
     if (model_rope_grows(c) && r->prompt_count > c->rope_original_context)
         return error_set(error, ERROR_USAGE,
             "a prompt of %" PRId64 " tokens is longer than model.rope_original_context=%" PRId64
             ", which RoPE that grows with the text does not allow for cached prompts: use a shorter one",
             r->prompt_count, c->rope_original_context);
+    if (r->prompt_count > most || r->tokens > most - r->prompt_count)
+        return error_set(error, ERROR_USAGE,
+            "a prompt of %" PRId64 " tokens and %" PRId64 " tokens after it do not fit into %" PRId64
+            " positions: ask for at most %" PRId64,
+            r->prompt_count, r->tokens, most, int_max(most - r->prompt_count, 0));
     for (int64_t i = 0; i < r->penalties.bias_count; i++)
         if (r->penalties.biases[i].token < 0 || r->penalties.biases[i].token >= c->vocabulary)
             return error_set(error, ERROR_USAGE, "token %" PRId32 " of a logit bias is not below model.vocabulary=%" PRId64,

@@ -125,7 +125,10 @@ static bool check_field(const char *field, const json_t *value, const char *path
                    : known[i].kinds & PEFT_OBJECT ? "a string"
                                                   : "a text");
     }
-    return peft_is_empty(value) || error_set(error, ERROR_CHECKPOINT, "%s: smelt does not support %s: remove it", path, field);
+    return peft_is_empty(value) ||
+           error_set(error, ERROR_CHECKPOINT,
+               "%s: smelt does not support %s: merge the adapters into their base with PEFT (merge_and_unload), and use the result", path,
+               field);
 }
 
 /* Some initializations change the base: PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA subtract from its
