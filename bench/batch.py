@@ -56,13 +56,18 @@ def run_llama(arguments, sequences):
     return sequences / statistics.median(json.loads(done.stdout.splitlines()[-1]))
 
 
-def run_smelt(arguments, sequences):
+def bench_batch(arguments, sequences, *settings):
+    """The rows of smelt's results, which are in the order of `sequences`."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "batch.csv")
         subprocess.run([arguments.smelt, "bench", "batch", arguments.config, f"sequences={sequences}", f"prompt={arguments.prompt}", f"tokens={arguments.tokens}",
-                        f"threads={arguments.threads}", "device=cpu", f"csv={path}", *arguments.set], check=True, stdout=subprocess.DEVNULL)
+                        *settings, f"csv={path}", *arguments.set], check=True, stdout=subprocess.DEVNULL)
         with open(path, newline="") as file:
-            return float(next(csv.DictReader(file))["step_tokens_s"])
+            return list(csv.DictReader(file))
+
+
+def run_smelt(arguments, sequences):
+    return float(bench_batch(arguments, sequences, f"threads={arguments.threads}", "device=cpu")[0]["step_tokens_s"])
 
 
 def main():

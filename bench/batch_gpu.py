@@ -7,14 +7,14 @@ FOLDER has the config.json of the shape of CONFIG.yaml; both programs use bf16 a
 is the drawn tokens over the whole time, prompts included; `step` is the time in which every sequence gets one token: smelt's median, and vLLM's difference
 between TOKENS and TOKENS / 8 drawn tokens, divided by their number. vLLM keeps its defaults (compiled, CUDA graphs), without reuse of prompts."""
 import argparse
-import csv
 import json
 import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
+
+import batch
 
 
 def measure_vllm(folder, counts, prompt, tokens):
@@ -49,12 +49,7 @@ def run_vllm(arguments):
 
 
 def run_smelt(arguments):
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "batch.csv")
-        subprocess.run([arguments.smelt, "bench", "batch", arguments.config, f"sequences={arguments.sequences}", f"prompt={arguments.prompt}",
-                        f"tokens={arguments.tokens}", "precision=pure_bf16", f"csv={path}", *arguments.set], check=True, stdout=subprocess.DEVNULL)
-        with open(path, newline="") as file:
-            return [(float(row["tokens_s"]), float(row["step_ms"])) for row in csv.DictReader(file)]
+    return [(float(row["tokens_s"]), float(row["step_ms"])) for row in batch.bench_batch(arguments, arguments.sequences, "precision=pure_bf16")]
 
 
 def main():

@@ -215,13 +215,12 @@ static void run_tokenizer_free(RunTokenizer *tokenizer) {
 
 /* The files of a tokenizer do not record data.bos. */
 static void name_other_beginning_than_trained(const char *run, const Config *config, const Tokenizer *tokenizer) {
-    const int bos = config->data.bos;
-    if (!tokenizer || bos == BOS_AUTO || (bos == BOS_TRUE) == (tokenizer_bos(tokenizer)->count > 0)) return;
+    const bool begins = config->data.bos == BOS_TRUE;
+    if (!source_begins_otherwise(config, tokenizer)) return;
     log_warn(
         "%s was trained with data.bos=%s, but its tokenizer, which is copied, %s: other programs, and smelt without data.bos=%s, begin "
         "texts as the tokenizer does",
-        run, bos == BOS_TRUE ? "true" : "false", bos == BOS_TRUE ? "puts no token before a text" : "puts one before each text",
-        bos == BOS_TRUE ? "true" : "false");
+        run, begins ? "true" : "false", begins ? "puts no token before a text" : "puts one before each text", begins ? "true" : "false");
 }
 
 static bool find_tokenizer(const char *run, const Config *config, RunTokenizer *found, Error *error) {

@@ -73,7 +73,6 @@ static bool open_serve_text(ServeParts *parts, const char *folder, const Config 
         return false;
     model->tokenizer = parts->text.tokenizer;
     model->encoder = parts->text.encoder;
-    model->ends = &parts->text.ends;
     model->chat = chat_has_template(parts->chat.chat) ? parts->chat.encoder : NULL;
     return true;
 }
@@ -90,7 +89,7 @@ static bool open_adapters(ServeParts *parts, const char *folder, const Config *c
     for (int i = 0; i < adapters->count; i++) parts->adapter_names[i] = adapters->items[i].name;
     parts->model.adapters = parts->adapter_names;
     parts->model.adapter_count = adapters->count;
-    parts->model.adapter_ends = adapters->ends;
+    parts->model.ends = adapters->ends;
     return true;
 }
 

@@ -53,7 +53,6 @@ struct PromptBatch {
     EngineBias *biases;
     int64_t bias_count;
     NamedAdapters adapters;
-    AdapterBase base;
     BatchPrompt *prompts;
     size_t count;
     int64_t generated, ended; /* tokens; samples */
@@ -282,7 +281,7 @@ static EngineSizes batch_engine_sizes(const PromptBatch *b, const Config *config
 static bool submit_prompts(PromptBatch *b, Engine *engine, const Config *config, Error *error) {
     for (size_t i = 0; i < b->count; i++) {
         BatchPrompt *prompt = &b->prompts[i];
-        const TokenIds *ends = adapter_set_ends(&b->adapters, prompt->adapter, &b->base);
+        const TokenIds *ends = &b->adapters.ends[prompt->adapter];
         prompt->samples = memory_allocate((size_t)b->options->samples * sizeof *prompt->samples);
         for (int64_t s = 0; s < b->options->samples; s++) prompt->samples[s] = (BatchSample){.text = generated_text(b->text->tokenizer)};
         const EngineRequest request = {.prompt = prompt->tokens.items,
@@ -333,13 +332,13 @@ bool generate_batch(
     const char *folder = words[0], *path = words[1];
     SCOPED(batch_close) PromptBatch b = {.options = options, .folder = folder, .path = path, .config = config, .text = text};
     b.leads = inference_leads(inference);
-    b.base = (AdapterBase){folder, config, text->tokenizer, &text->ends};
+    const AdapterBase base = {folder, config, text->tokenizer, &text->ends};
     generation_limit_context(config, options->context);
     if (*options->stop && text->numbers) return error_set(error, ERROR_USAGE, "stop= needs the tokenizer: remove text=false");
     if (options->top_logprobs && !options->ids && !text->numbers)
         return error_set(error, ERROR_USAGE, "top_logprobs=%" PRId64 " is listed beside ids: set ids=true", options->top_logprobs);
     if (!generation_read_stops(options->stop, &b.stops, error) || !read_biases(&b, error) ||
-        !adapter_set_open(&b.adapters, options->adapters, &b.base, error) || !read_prompts(&b, error) || !check_rooms(&b, config, error) ||
+        !adapter_set_open(&b.adapters, options->adapters, &base, error) || !read_prompts(&b, error) || !check_rooms(&b, config, error) ||
         !check_results_file(&b, error))
         return false;
     Engine *engine = generation_open_engine(inference, folder, config, options, batch_engine_sizes(&b, config), error);

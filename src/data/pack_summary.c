@@ -1,4 +1,4 @@
-/* What a packing says at its end: warnings about what was dropped or changed, and the error if nothing useful is left. */
+/* The summary of a packing: warnings about dropped and changed text, and the error if nothing useful is left. */
 #include <inttypes.h>
 #include <string.h>
 

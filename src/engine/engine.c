@@ -227,7 +227,7 @@ static bool needs_scores(const EngineSequence *s) {
 static int find_prompt_source(const Engine *e, int slot) {
     const EngineSequence *s = &e->slots[slot];
     int first = -1;
-    if (s->filled > 0 || has_filled_prompt(s) || needs_scores(s)) return slot;
+    if (s->owner->request.samples == 1 || s->filled > 0 || has_filled_prompt(s) || needs_scores(s)) return slot;
     for (int i = 0; i < e->running; i++) {
         const EngineSequence *other = &e->slots[e->order[i]];
         if (other->owner != s->owner) continue;

@@ -27,8 +27,7 @@ enum { FILLS = sizeof fill_runs / sizeof *fill_runs, SCORES = sizeof score_runs 
 enum { BATCHES = 11 /* 1 to ENGINE_MOST_SLOTS */ };
 static_assert(1 << (BATCHES - 1) == ENGINE_MOST_SLOTS, "one program for each power of two");
 
-/* Fixed cost of a run, in rows. On CPUs and GPUs, reading the weights takes at least about as long as the
- * arithmetic of this many rows. */
+/* An estimate of the fixed cost of a run, in rows: a run reads the weights whatever its rows. */
 enum { ROWS_PER_RUN = 32 };
 
 /* Programs first to end - 1 of EnginePrograms.programs. */

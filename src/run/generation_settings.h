@@ -10,8 +10,9 @@
 
 /* Reads the settings of a model. A model folder gives its generation_config.json, or else the
  * tokens of its config.json. A GGUF file gives the tokens of its keys. Adapters give the
- * generation_config.json in their folder, or else the settings of their base. A run with the configuration `config` gives the settings of its init, and adds to
- * eos_token_id the tokens that end its documents and answers. `tokenizer` is the model's own if the
+ * generation_config.json in their folder, or else the settings of their base. A run with the
+ * configuration `config` gives the settings of its init, and adds to eos_token_id the tokens that end
+ * its documents and answers. `tokenizer` is the model's own if the
  * caller has it open; if it is NULL, a run opens it. The result is empty if nothing is known. The
  * caller owns the reference. NULL: a file exists but cannot be read. */
 json_t *generation_settings(const char *folder, const Config *config, const Tokenizer *tokenizer, Error *error);

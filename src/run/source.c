@@ -214,6 +214,10 @@ bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *nam
         rows < tokens ? "; smelt convert MODEL FOLDER tokens.add=A,B adds rows for new tokens" : "");
 }
 
+bool source_begins_otherwise(const Config *config, const Tokenizer *tokenizer) {
+    return tokenizer && config->data.bos != BOS_AUTO && (config->data.bos == BOS_TRUE) != (tokenizer_bos(tokenizer)->count > 0);
+}
+
 bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error) {
     SCOPED_FREE int32_t *tokens = memory_allocate((ids->count + 1) * sizeof *tokens);
     int64_t count = (int64_t)ids->count;

@@ -41,6 +41,9 @@ bool source_check_rows(int64_t rows, const Tokenizer *tokenizer, const char *nam
  * messages, do not begin as `bos` says. Only the first document is checked; conversations are not
  * checked. ERROR_DATA: it cannot be read. `tokenizer` may be NULL. */
 bool source_check_bos(const ShardSet *set, const char *name, const Tokenizer *tokenizer, TokenizerBos bos, bool refuse, Error *error);
+/* Returns whether a model was trained with other beginnings of texts (data.bos) than this tokenizer
+ * makes. NULL (bytes): false. */
+bool source_begins_otherwise(const Config *config, const Tokenizer *tokenizer);
 /* Sets *begins to whether a set of texts begins with these ids. */
 bool source_begins_with(const ShardSet *set, const TokenIds *ids, bool *begins, Error *error);
 

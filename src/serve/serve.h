@@ -23,13 +23,12 @@ typedef struct ServeModel {
     const char *name;
     const char *const *adapters; /* names; a request for the one at i has EngineRequest.adapter i + 1 */
     int adapter_count;
-    const TokenIds *adapter_ends; /* like `ends`, of each adapter */
-    const Tokenizer *tokenizer;   /* NULL: bytes */
-    TokenizerEncoder *encoder;    /* NULL: bytes; used by the thread of HTTP alone, as is `chat` */
-    ChatEncoder *chat;            /* NULL: the model has no chat template */
-    const TokenIds *ends;         /* tokens that end an answer */
-    int64_t positions;            /* most tokens of a prompt and its answer; set by server_run */
-    int64_t samples;              /* most samples of a request; set by server_open */
+    const Tokenizer *tokenizer; /* NULL: bytes */
+    TokenizerEncoder *encoder;  /* NULL: bytes; used by the thread of HTTP alone, as is `chat` */
+    ChatEncoder *chat;          /* NULL: the model has no chat template */
+    const TokenIds *ends;       /* [1 + adapter_count]: tokens that end an answer, by EngineRequest.adapter */
+    int64_t positions;          /* most tokens of a prompt and its answer; set by server_run */
+    int64_t samples;            /* most samples of a request; set by server_open */
 } ServeModel;
 
 typedef struct ServeSettings {

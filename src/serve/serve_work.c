@@ -72,7 +72,7 @@ static void submit_exchange(Server *server, ServeExchange *exchange) {
     const ServeRequest *request = &exchange->answer.request;
     Error error;
     exchange->state = EXCHANGE_RUNNING;
-    const TokenIds *ends = request->adapter ? &server->model->adapter_ends[request->adapter - 1] : server->model->ends;
+    const TokenIds *ends = &server->model->ends[request->adapter];
     for (size_t i = 0; i < request->prompt_count && !exchange->fault.status; i++) {
         const ServePrompt *prompt = &request->prompts[i];
         const EngineRequest asked = {.prompt = prompt->ids.items,

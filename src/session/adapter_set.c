@@ -61,8 +61,8 @@ static bool open_run_adapter(NamedAdapter *a, const char *value, const char *fol
     return lineage_check_base(value, &a->config, folder, error);
 }
 
-/* Warns of an adapter with a chat template of its own: in its PEFT folder, also without a tokenizer, or
- * beside the tokenizer of its run, `own`. */
+/* Warns if an adapter has another chat template than the base. The template is in the PEFT folder, which
+ * may lack a tokenizer, or beside the tokenizer of a run, `own`. */
 static bool name_other_template(const NamedAdapter *a, const char *own, const char *folder, const char *base, Error *error) {
     SCOPED_FREE char *peft = adapter_is_folder(a->source) ? adapter_folder(a->source) : NULL;
     const char *place = peft ? peft : own;
@@ -87,10 +87,9 @@ static bool check_shared_tokenizer(const NamedAdapter *a, const char *folder, co
 
 /* All prompts begin as those of the model. */
 static void name_other_beginning(const NamedAdapter *a, const AdapterBase *base) {
-    const int bos = a->config.data.bos;
-    if (bos == BOS_AUTO || !base->tokenizer || (bos == BOS_TRUE) == (tokenizer_bos(base->tokenizer)->count > 0)) return;
+    if (!source_begins_otherwise(&a->config, base->tokenizer)) return;
     log_warn("adapter %s was trained with data.bos=%s, but its prompts begin as those of %s: use it alone as MODEL", a->name,
-        bos == BOS_TRUE ? "true" : "false", base->folder);
+        a->config.data.bos == BOS_TRUE ? "true" : "false", base->folder);
 }
 
 static bool open_named_adapter(NamedAdapter *a, const json_t *value, const AdapterBase *base, Error *error) {
@@ -128,22 +127,23 @@ static void append_missing(TokenIds *ids, const TokenIds *more) {
     }
 }
 
-static bool read_ends(const NamedAdapter *a, TokenIds *ends, const TokenIds *base, Error *error) {
-    SCOPED(token_ids_free) TokenIds own = {0};
-    if (!generation_end_tokens(a->source, &a->config, NULL, &own, error)) return error_context(error, "adapters=: %s", a->name);
-    append_missing(ends, base);
-    append_missing(ends, &own);
+static bool read_ends(NamedAdapters *adapters, const TokenIds *base, Error *error) {
+    adapters->ends = memory_allocate((size_t)(adapters->count + 1) * sizeof *adapters->ends);
+    append_missing(&adapters->ends[0], base);
+    for (int i = 0; i < adapters->count; i++) {
+        const NamedAdapter *a = &adapters->items[i];
+        SCOPED(token_ids_free) TokenIds own = {0};
+        if (!generation_end_tokens(a->source, &a->config, NULL, &own, error)) return error_context(error, "adapters=: %s", a->name);
+        append_missing(&adapters->ends[i + 1], base);
+        append_missing(&adapters->ends[i + 1], &own);
+    }
     return true;
-}
-
-const TokenIds *adapter_set_ends(const NamedAdapters *adapters, int adapter, const AdapterBase *base) {
-    return adapter ? &adapters->ends[adapter - 1] : base->ends;
 }
 
 bool adapter_set_open(NamedAdapters *adapters, const char *option, const AdapterBase *base, Error *error) {
     const char *folder = base->folder;
     const Config *config = base->config;
-    if (!*option) return true;
+    if (!*option) return read_ends(adapters, base->ends, error);
     json_auto_t *object = json_parse(option, strlen(option), JSON_REJECT_DUPLICATES, error);
     if (!object) return error_recode(error, ERROR_USAGE), error_context(error, "adapters=%s", option);
     if (!json_is_object(object) || !json_object_size(object) || json_object_size(object) > ENGINE_MOST_ADAPTERS)
@@ -155,13 +155,8 @@ bool adapter_set_open(NamedAdapters *adapters, const char *option, const Adapter
             error, ERROR_USAGE, "%s has adapters itself, but adapters= needs their base as the model: give %s", folder, config->init);
     if (!take_adapters(adapters, object, base, error)) return false;
     adapters->loras = memory_allocate((size_t)adapters->count * sizeof *adapters->loras);
-    adapters->ends = memory_allocate((size_t)adapters->count * sizeof *adapters->ends);
-    memset(adapters->ends, 0, (size_t)adapters->count * sizeof *adapters->ends);
-    for (int i = 0; i < adapters->count; i++) {
-        adapters->loras[i] = lora_unquantized(adapters->items[i].config.lora);
-        if (!read_ends(&adapters->items[i], &adapters->ends[i], base->ends, error)) return false;
-    }
-    return true;
+    for (int i = 0; i < adapters->count; i++) adapters->loras[i] = lora_unquantized(adapters->items[i].config.lora);
+    return read_ends(adapters, base->ends, error);
 }
 
 void adapter_set_close(NamedAdapters *adapters) {
@@ -169,8 +164,8 @@ void adapter_set_close(NamedAdapters *adapters) {
         NamedAdapter *a = &adapters->items[i];
         free(a->name), free(a->source), free(a->targets);
         options_free_strings(&a->strings);
-        if (adapters->ends) token_ids_free(&adapters->ends[i]);
     }
+    for (int i = 0; adapters->ends && i <= adapters->count; i++) token_ids_free(&adapters->ends[i]);
     free(adapters->ends);
     free(adapters->items);
     free(adapters->loras);

@@ -17,7 +17,7 @@ typedef struct NamedAdapters {
     NamedAdapter *items;
     int count;
     LoraConfig *loras; /* of the items, for the engine */
-    TokenIds *ends;    /* tokens that end a text, of each item: the model's, and its own */
+    TokenIds *ends;    /* tokens that end a text, by EngineRequest.adapter: the model's, and those of an item: [1 + count] */
 } NamedAdapters;
 
 /* The model that adapters are for; borrowed, and outlives them. */
@@ -35,8 +35,6 @@ void adapter_set_close(NamedAdapters *adapters);
 AdapterSet adapter_set(const NamedAdapters *adapters);
 /* Returns the EngineRequest.adapter of a name; 0: there is none. */
 int adapter_set_find(const NamedAdapters *adapters, const char *name);
-/* Returns the tokens that end a text of an EngineRequest.adapter. */
-const TokenIds *adapter_set_ends(const NamedAdapters *adapters, int adapter, const AdapterBase *base);
 /* ERROR_USAGE if the rows of a request that uses an adapter would not have the bits of its training
  * (exact=true): on a GPU, and with a factor that rounds. */
 bool adapter_set_check_exact(const NamedAdapters *adapters, const Device *device, Error *error);

@@ -526,7 +526,7 @@ static void one_gpu_communicates_nothing_and_many_do(void **state) {
     options_free_strings(&given.strings);
 }
 
-/* Writes a trace of layers of 8 rows, of which `first` choose one of the first half of the experts. */
+/* Writes a trace with 8 rows a layer. `first` of them choose an expert of the first half. */
 static void write_trace(const char *path, const ModelConfig *model, int64_t layers, int first) {
     enum { ROWS = 8 };
     Error error = {0};

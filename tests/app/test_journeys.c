@@ -1,4 +1,4 @@
-/* What users do with a model, one command after another, for random tiny models of random families: train, stop, continue,
+/* Sequences of the commands of a user, for random tiny models of random families: train, stop, continue,
  * export, convert to GGUF, train adapters, merge them, quantize, generate, evaluate. Each result must agree with the one
  * before it. Six models by default; SMELT_JOURNEYS=100 SMELT_JOURNEY_SEED=1 tries 100, beginning with number 1. The number
  * and the settings of each model are printed. */

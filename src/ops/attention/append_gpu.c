@@ -16,9 +16,9 @@ typedef struct AttentionAppend {
     BlockCyclic cyclic;
 } AttentionAppend;
 
-/* Rows of packed qkv: `rotated` columns of queries and keys in heads of `dim`, of which the first 2 *
- * `half` are rotated, then values. All are multiples of 8. `append.from` is the first of `queries`
- * columns. */
+/* Rows of packed qkv: `rotated` columns of queries and keys in heads of `dim`, then values. RoPE rotates
+ * the first 2 * `half` columns of a head. All are multiples of 8. `append.from` is the first column of
+ * the queries. */
 typedef struct AttentionRotation {
     AttentionAppend append;
     GLOBAL bf16 *queries;             /* like `append.from` */
